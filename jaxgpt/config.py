@@ -103,7 +103,7 @@ class Config(Section):
         if self.rollout_answers % self.post.group:
             yield (
                 f"a rollout of {self.rollout_answers} answers (train.batch_size x train.steps_per_call / post.rollout_epochs) "
-                f"must be a multiple of post.group {self.post.group}"
+                f"must be a multiple of post.group {self.post.group}: change --train.batch-size or --post.group"
             )
         for name in ("steps", "eval_every", "checkpoint_every"):
             number = getattr(train, name)

@@ -14,6 +14,7 @@ from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, setting
 WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
 PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
 ROLLOUTS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
+ANSWER = "answer"  # default field of a record with the expected answer
 # Objectives that use each setting of `post`.
 USED_BY = {
     "divergence": ("distill",),
@@ -152,6 +153,17 @@ class PostConfig(Section):
         if len(self.reward) == 1:
             return {self.reward[0]: 1.0}
         return {name: float(weight) for name, weight in self._reward_words()}
+
+    @property
+    def answer_fields(self) -> dict[str, str]:
+        """The field of each record with the expected answer, keyed by the built-in reward that reads it."""
+        fields = {}
+        for name in self.reward_weights:
+            kind, _, field = name.partition(":")
+            is_own_code = name.rpartition(":")[0].endswith(".py")
+            if kind in ("exact", "number") and not is_own_code:
+                fields[name] = field or ANSWER
+        return fields
 
     @property
     def is_preference(self) -> bool:

@@ -60,7 +60,8 @@ ABSENT = (
 )
 
 # Words of an option of one section, which other commands have; as in `ABSENT`.
-ABSENT_IN_SECTION = (("post", "temperature|top-p|min-p|repetition-penalty", TEMPERATURE_ONE),)
+OF_SAMPLING = "temperature|top-p|min-p|repetition-penalty"
+ABSENT_IN_SECTION = (("post", OF_SAMPLING, TEMPERATURE_ONE), ("train", OF_SAMPLING, TEMPERATURE_ONE))
 
 
 def other_program(option: str) -> str:

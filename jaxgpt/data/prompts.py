@@ -22,6 +22,7 @@ from jaxgpt.data.chat_records import (
     ChatRecord,
     NoPlace,
     Pair,
+    UnusableRecord,
     check_media,
     history_messages,
     read_record,
@@ -37,6 +38,12 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
 ALL: frozenset[str] = frozenset()  # columns of a table to read: all, because a reward may need any field
 EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
+
+
+class NoAnswer(UnusableRecord):
+    """The error for a record without the expected answer that a reward reads."""
+
+    reason = "without the expected answer"
 
 
 class PromptRecord(NamedTuple):
@@ -179,8 +186,8 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     """Read, encode and split the prompts of `data.path`.
 
     Raises:
-        UserError: if a file cannot be read, a record has no prompt or leaves no place for `post.max_new_tokens` in a window
-            (unless `data.on_error` is skip), or no prompt remains.
+        UserError: if a file cannot be read, a record has no prompt, leaves no place for `post.max_new_tokens` in a window, or
+            lacks the expected answer of a built-in reward (unless `data.on_error` is skip), or no prompt remains.
     """
     path = Path(config.data.path)
     forms, _ = templates_of(tokenizer, config.data)
@@ -188,7 +195,8 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     skipped = Skipped(config.data.on_error)
 
     def encode(record: PromptRecord) -> Prompt:
-        """Return a prompt that leaves place for an answer."""
+        """Return a prompt that leaves place for an answer, and has the fields of built-in rewards."""
+        check_answer(record.record, config)
         ids = encode_prompt_record(record, tokenizer, forms)
         check_place(ids, config)
         return Prompt(ids, record.prompt, record.record)
@@ -239,7 +247,10 @@ def without_end(config: Config) -> str:
         raise UserError(
             f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with one"
         )
-    return f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens)"
+    return (
+        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use a reward that "
+        f"reads only the beginning, or a model with an end-of-text token"
+    )
 
 
 def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFormat | None:
@@ -272,11 +283,23 @@ def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequ
     return ids
 
 
+def check_answer(record: Mapping[str, Any], config: Config) -> None:
+    """Raise `UserError` if a record lacks the expected answer that a built-in reward of the run reads."""
+    for name, field in config.post.answer_fields.items():
+        if field not in record:
+            kind, _, _ = name.partition(":")
+            raise NoAnswer(
+                f"no field {field!r} with the expected answer of the reward {name}: the fields are {short_repr([*record])}; "
+                f"add it, or choose a field with --post.reward {kind}:FIELD"
+            )
+
+
 def check_place(ids: Sequence[int], config: Config) -> None:
     """Raise `UserError` if a window has no place for a prompt and an answer of `post.max_new_tokens`."""
     needed = len(ids) + config.post.max_new_tokens
+    fix = "raise --data.window, " if config.window < config.model.block_size else ""
     if needed > config.window + 1:
         raise NoPlace(
             f"the prompt of {len(ids):,} tokens and {config.post.max_new_tokens:,} new tokens exceed {config.window_setting}: "
-            f"lower --post.max-new-tokens, or shorten the prompt"
+            f"{fix}lower --post.max-new-tokens, or shorten the prompt"
         )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
-from jaxgpt.post_settings import shown_reward
+from jaxgpt.post_settings import ANSWER, shown_reward
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
@@ -31,7 +31,6 @@ NUMBER = re.compile(
 )
 BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
 LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite
-ANSWER = "answer"  # default field with the expected answer
 
 
 def is_own_code(name: str) -> bool:

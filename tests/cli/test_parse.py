@@ -199,11 +199,12 @@ def test_options_of_other_programs_hint_at_the_setting(options: list[str], setti
     assert {other_program(option) for option in options} == {f" (here: {setting})"}
 
 
-@pytest.mark.parametrize("option", ["--post.temperature", "--post.top-p", "--post.min-p"])
+@pytest.mark.parametrize("option", ["--post.temperature", "--train.temperature", "--post.top-p", "--post.min-p"])
 def test_rollouts_have_no_temperature(option: str) -> None:
     """Other commands have these options."""
     assert "training draws answers at temperature 1" in other_program(option)
-    assert other_program(option.replace("post.", "")) == ""
+    name = option.rpartition(".")[2]
+    assert other_program(f"--{name}") == ""
 
 
 @pytest.mark.parametrize("option", ["--zero-init", "--optim.zero-nans", "--data.sequence-count"])
