@@ -40,7 +40,7 @@ def main() -> None:
 
     import jaxgpt
     from jaxgpt.tasks.harness import TaskModel
-    from jaxgpt.tasks.load import quiet
+    from jaxgpt.tasks.quiet import quiet
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)

@@ -55,10 +55,11 @@ def export(
         public: make a new repository of --push public; otherwise, it is private
     """
     from jaxgpt.convert.card import check_license
-    from jaxgpt.convert.files import as_bytes, is_gguf
+    from jaxgpt.convert.files import is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
+    from jaxgpt.convert.write_files import as_bytes
     from jaxgpt.hub import check_upload
 
     # Check the options before the work.

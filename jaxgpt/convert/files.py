@@ -1,22 +1,17 @@
-"""Read and write safetensors one tensor at a time, so that memory need not hold two copies of a model."""
+"""Weights of a model in safetensors files, read one tensor at a time."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
-from jaxgpt.errors import UserError, one_line, short_repr
-from jaxgpt.files import read_json, write_json
+from jaxgpt.errors import UserError, one_line
+from jaxgpt.files import read_json
 
 SINGLE = "model.safetensors"
 SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, duplicates of the transformers files
@@ -27,22 +22,6 @@ INDEX = f"{SINGLE}.index.json"
 OF_TOKENIZERS = (GENERATION, TOKENIZER, TEMPLATE, f"{TEMPLATES}/*.jinja", MAP, ADDED)
 OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "pytorch_model-*-of-*.bin")
-SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
-SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # units of sizes of files
-
-
-class Dtype(NamedTuple):
-    """A type of the weights in an export: its name in safetensors, and in NumPy."""
-
-    stored: str
-    numpy: np.dtype[Any]
-
-
-DTYPES = {
-    "float32": Dtype("F32", np.dtype(np.float32)),
-    "float16": Dtype("F16", np.dtype(np.float16)),
-    "bfloat16": Dtype("BF16", np.dtype(ml_dtypes.bfloat16)),
-}
 
 
 class StoredTensor(NamedTuple):
@@ -122,113 +101,6 @@ def open_safetensors(path: Path) -> Weights:
                 piece = f.get_slice(name)
                 tensors[name] = StoredTensor(file, piece.get_dtype(), tuple(piece.get_shape()))
     return Weights(path, tensors)
-
-
-class Tensor(NamedTuple):
-    """A named tensor to write, computed when it is written."""
-
-    name: str
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]  # returns the tensor, contiguous float32
-
-
-def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float32") -> None:
-    """Write tensors in a type of `DTYPES`, one at a time.
-
-    The format is the length of the header in 8 bytes, a JSON header, and the elements (huggingface/safetensors, README).
-
-    Raises:
-        UserError: if an element is outside the range of the type.
-        OSError: if the file cannot be written; it contains the path.
-    """
-    try:
-        _write_safetensors(path, tensors, dtype)
-    except OSError as e:  # without the path if writing fails after opening
-        raise OSError(e.errno, e.strerror, str(path)) from None
-
-
-def _write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str) -> None:
-    kind = DTYPES[dtype]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        begin = end
-        end += tensor_bytes(tensor, dtype)
-        header[tensor.name] = {"dtype": kind.stored, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-
-    with path.open("wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            value = tensor.read()
-            assert value.shape == tensor.shape, tensor.name
-            assert value.dtype == np.float32, tensor.name
-            assert f.tell() == 8 + len(text) + header[tensor.name]["data_offsets"][0], tensor.name
-            f.write(rounded(tensor.name, value, dtype).view(np.uint8).data)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def as_bytes(size: str) -> int:
-    """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
-
-    Raises:
-        UserError: if it is not a positive number with a unit of `SIZES`.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
-    number = float(found[1]) * SIZES[found[2].upper()] if found else 0
-    if number < 1:
-        raise UserError(f"the size of a shard must be a number with KB, MB or GB, such as 5GB: {short_repr(size)}")
-    return round(number)
-
-
-def write_shards(
-    directory: Path, tensors: Sequence[Tensor], dtype: str = "float32", shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Write tensors to model.safetensors or, beyond `shard_bytes`, to several files with an index, as transformers does.
-
-    A tensor larger than `shard_bytes` gets a separate file.
-    """
-    shards: list[list[Tensor]] = [[]]
-    filled = 0
-    total = 0
-    for tensor in tensors:
-        size = tensor_bytes(tensor, dtype)
-        if shards[-1] and filled + size > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(tensor)
-        filled += size
-        total += size
-    if len(shards) == 1:
-        write_safetensors(directory / SINGLE, tensors, dtype)
-        return
-
-    files: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(directory / name, shard, dtype)
-        files |= {tensor.name: name for tensor in shard}
-    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
-
-
-def tensor_bytes(tensor: Tensor, dtype: str) -> int:
-    """Return the size of a tensor in a file."""
-    return DTYPES[dtype].numpy.itemsize * math.prod(tensor.shape)
-
-
-def rounded(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert a finite float32 tensor to a type of `DTYPES`; raise `UserError` if an element is outside its range."""
-    with np.errstate(over="ignore"):
-        converted = np.ascontiguousarray(value, DTYPES[dtype].numpy)
-    if dtype != "float32" and not np.isfinite(converted).all():
-        largest = float(np.abs(value).max())
-        wider = "bfloat16" if dtype == "float16" else "float32"
-        raise UserError(
-            f"tensor {name} has elements beyond the range of {dtype}: {largest:.3g}; export with --dtype {wider}"
-        )
-    return converted
 
 
 def is_gguf(path: Path) -> bool:

@@ -15,11 +15,12 @@ from jaxgpt.convert import gguf_describe, llamacpp
 from jaxgpt.convert.divisors import ROPE_DIVISORS
 from jaxgpt.convert.drafts import new_file
 from jaxgpt.convert.families import exported_form
-from jaxgpt.convert.files import Tensor
 from jaxgpt.convert.llamacpp_architectures import Architecture, architecture_of
 from jaxgpt.convert.models import Converted, exported_special_tokens
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.convert.tensors import check_change, largest_change, probe_logits, tensors_of
+from jaxgpt.convert.probes import check_change, largest_change, probe_logits
+from jaxgpt.convert.tensors import tensors_of
+from jaxgpt.convert.write_files import Tensor
 from jaxgpt.errors import UserError, reported
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters

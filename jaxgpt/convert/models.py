@@ -18,18 +18,12 @@ from jaxgpt.convert.card import CARD, model_card, read_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.families import exported_form
-from jaxgpt.convert.files import DTYPES, SECOND_COPY, SHARD_BYTES, Weights
+from jaxgpt.convert.files import SECOND_COPY, Weights
 from jaxgpt.convert.open_model import WRAPPERS, open_model, read_model
+from jaxgpt.convert.probes import check_change, largest_change, probe_logits
 from jaxgpt.convert.templates import with_defaults
-from jaxgpt.convert.tensors import (
-    check_change,
-    largest_change,
-    probe_logits,
-    read_leaves,
-    rounded_weights,
-    save_weights,
-    skipped_tensors,
-)
+from jaxgpt.convert.tensors import read_leaves, rounded_weights, save_weights, skipped_tensors
+from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
 from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
 from jaxgpt.data.tokenizer import Tokenizer

@@ -29,11 +29,13 @@ from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.card import CARD, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.families import exported_form
-from jaxgpt.convert.files import Tensor, Weights, open_safetensors, write_safetensors
+from jaxgpt.convert.files import Weights, open_safetensors
 from jaxgpt.convert.models import Converted, imported_config
 from jaxgpt.convert.options import Options
+from jaxgpt.convert.probes import check_change, probe_logits
 from jaxgpt.convert.target_modules import TargetModule, TensorNames, modules_if_any, target_modules
-from jaxgpt.convert.tensors import check_change, probe_logits, to_leaves, to_tensor
+from jaxgpt.convert.tensors import to_leaves, to_tensor
+from jaxgpt.convert.write_files import Tensor, write_safetensors
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, write_json

@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.files import SHARD_BYTES, Tensor, Weights, rounded, write_shards
-from jaxgpt.errors import TrainingFailed, UserError
-from jaxgpt.model import GPT
+from jaxgpt.convert.files import Weights
+from jaxgpt.convert.write_files import SHARD_BYTES, Tensor, rounded, write_shards
+from jaxgpt.errors import UserError
 from jaxgpt.model.params import Model, config_of, flatten_params, weights
 
 HEAD = "lm_head.weight"
 # Suffixes of the masks and constants to skip in older files.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-TOLERANCE = 1e-5  # maximum change of a logit by an export, relative to the largest absolute logit if above 1
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
@@ -306,30 +304,6 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
 
     leaves = complete_leaves(expand(form.table, config), read, leaf_shapes(config))
     return unflatten_dict(dict(leaves), sep="/")
-
-
-def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
-    """Compute the logits of at most 32 fixed random ids, float32 `[1, T, V]`."""
-    length = min(config.block_size, 32)
-    random = np.random.Generator(np.random.Philox(0))
-    tokens_BT = random.integers(0, config.vocab_size, (1, length), np.int32)
-    forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(forward(params, jnp.asarray(tokens_BT)))
-
-
-def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
-    change = largest_change(before, after)
-    largest_logit = float(np.abs(before).max())
-    if not change <= TOLERANCE * max(1.0, largest_logit):
-        raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
-    return change
-
-
-def largest_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest absolute difference of logits."""
-    return float(np.abs(before - after).max())
 
 
 def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:

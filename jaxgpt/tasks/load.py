@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
-import os
-import random
 import re
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxgpt.errors import UserError, did_you_mean, one_line
 from jaxgpt.hub import reachable
 from jaxgpt.lm import LM
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.tasks.quiet import FEWSHOT_SEED, offline, quiet
 from jaxgpt.tasks.record import TaskResult, results_of
 
 BOOTSTRAPS = 1000  # resamples for standard errors without a formula, such as a perplexity's
-FEWSHOT_SEED = 1234  # the harness' own
 FILES = (".yaml", ".yml")
-LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "fsspec", "evaluate")
 
 
 class _NeedsNetwork(Exception):
@@ -267,78 +259,3 @@ def _set_shots(task: Any, shots: int | None) -> None:
         task.set_config(key="num_fewshot", value=shots)
     elif defined is None:
         task.set_config(key="num_fewshot", value=0)
-
-
-class _OtherThreads:
-    """A stream that drops the text of the thread that makes it, and passes on the text of others, such as progress lines."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._thread = threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write a text of a different thread."""
-        if threading.get_ident() == self._thread:
-            return len(text)
-        return self._stream.write(text)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged.
-
-    The two environment variables stay set: tqdm reads its own only when it is imported.
-    """
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    # Otherwise, the harness' bootstrap forks a process that has JAX's threads.
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    with unchanged_random_state(), silent_loggers(), redirect_stdout(_OtherThreads(sys.stdout)):
-        random.seed(0)
-        np.random.seed(FEWSHOT_SEED)
-        yield
-
-
-@contextmanager
-def unchanged_random_state() -> Iterator[None]:
-    """Restore the global random generators of Python and NumPy at the end."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
-@contextmanager
-def silent_loggers() -> Iterator[None]:
-    """Let the loggers of the harness and its libraries report nothing: their errors are also exceptions."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Let `datasets` read only its cache and local files, without a network."""
-    import datasets.config
-    from huggingface_hub import constants
-
-    settings: Any = (datasets.config, constants)
-    before = [each.HF_HUB_OFFLINE for each in settings]
-    for each in settings:
-        each.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for each, value in zip(settings, before, strict=True):
-            each.HF_HUB_OFFLINE = value

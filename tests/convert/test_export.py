@@ -22,9 +22,9 @@ from jaxgpt.config import Config, DataConfig, PostConfig
 from jaxgpt.convert import card
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.families import exported_form
-from jaxgpt.convert.files import Tensor, write_safetensors
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.write_files import Tensor, write_safetensors
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError

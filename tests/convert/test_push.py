@@ -16,8 +16,8 @@ from folders import LLAMA, SMALL, run_folder
 from helpers import Result, jaxgpt
 from huggingface_hub import constants
 
-from jaxgpt.convert.files import as_bytes
 from jaxgpt.convert.models import import_model
+from jaxgpt.convert.write_files import as_bytes
 from jaxgpt.errors import UserError
 
 TOKENS = {"hf_owner": 200, "hf_reader": 403}  # the status of a write with each token; others: 401

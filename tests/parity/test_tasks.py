@@ -22,7 +22,8 @@ from jaxgpt.convert.models import export_model  # noqa: E402
 from jaxgpt.data.special import SpecialTokens  # noqa: E402
 from jaxgpt.data.tokenizer_files import train_bpe  # noqa: E402
 from jaxgpt.lm import LM, save  # noqa: E402
-from jaxgpt.tasks.load import BOOTSTRAPS, FEWSHOT_SEED, open_tasks, quiet  # noqa: E402
+from jaxgpt.tasks.load import BOOTSTRAPS, open_tasks  # noqa: E402
+from jaxgpt.tasks.quiet import FEWSHOT_SEED, quiet  # noqa: E402
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
