@@ -104,7 +104,7 @@ class Batches:
         if isinstance(split, Mixture):
             self._mixture = split
         else:
-            self._mixture = Mixture.scheduled({"": split}, [Shares(0, {"": 1})])
+            self._mixture = Mixture({"": split}, [Shares(0, {"": 1})])
         pairs = zip(self._mixture.streams, self._mixture.sources, strict=True)
         self._sources = [Epochs(source, block_size, seed, stride, stream) for stream, source in pairs]
         used = zip(self._mixture.weights, self._sources, strict=True)

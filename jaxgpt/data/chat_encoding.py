@@ -19,6 +19,7 @@ from jaxgpt.data.chat_parts import AnswerFinder, Part
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.data.chat_view import View
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
+from jaxgpt.data.part_encoder import PartEncoder
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.template_variables import check_variables
@@ -128,6 +129,10 @@ class ChatFormat:
         around = self.frame.around_user + tail
         return ControlTokens(self.tokenizer, names | {name for name in added if name in around})
 
+    @cached_property
+    def _parts(self) -> PartEncoder:
+        return PartEncoder(self._control)
+
     def _view(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> View:
         return View(self.template, messages, tools, self.frame.header, is_prompt)
 
@@ -180,7 +185,7 @@ class ChatFormat:
     def _encode(self, parts: Sequence[Part], mark: str) -> Conversation:
         ids = list[int]()
         is_target = list[bool]()
-        encoded = self._control.encode_parts([part.text for part in parts], mark)
+        encoded = self._parts.encode([part.text for part in parts], mark)
         for part, part_ids in zip(parts, encoded, strict=True):
             end_ids = self.end.ids if part.adds_end else ()
             ids += [*part_ids, *end_ids]

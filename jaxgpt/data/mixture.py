@@ -33,35 +33,35 @@ class Mixture:
 
     The ids of the sources are concatenated: the window start s of source i becomes `offsets[i] + s`.
 
-    Attributes:
-        sources: splits, either all or none with document ids.
-        streams: name of the random stream of each source. It determines the order of the windows of the source.
+    Args:
+        sources: splits, either all or none with document ids, keyed by the name of their random stream. It determines the
+            order of the windows of the source.
         schedule: mixtures in ascending order of tokens; the first begins at 0 tokens. Streams without a source are counted,
             but their windows cannot be read.
+
+    Attributes:
+        sources: the splits.
+        streams: name of the random stream of each source.
+        schedule: the mixtures.
         weights: weight of each source in the last mixture; 0: not used.
         offsets: index of the first id of each source, and the total number of ids.
     """
 
-    def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
-        """Mix sources in constant shares; `weights` are positive integers."""
-        streams = [f" of source {number}" for number in range(len(sources))]
-        self._set(sources, streams, [Shares(0, dict(zip(streams, weights, strict=True)))])
-
-    @classmethod
-    def scheduled(cls, sources: Mapping[str, Split], schedule: Sequence[Shares]) -> Mixture:
-        """Mix sources, keyed by stream, in the shares of a schedule."""
-        mixture = cls.__new__(cls)
-        mixture._set(list(sources.values()), list(sources), schedule)
-        return mixture
-
-    def _set(self, sources: Sequence[Split], streams: Sequence[str], schedule: Sequence[Shares]) -> None:
-        self.sources = sources
-        self.streams = streams
+    def __init__(self, sources: Mapping[str, Split], schedule: Sequence[Shares]) -> None:
+        self.streams = list(sources)
+        self.sources = list(sources.values())
         self.schedule = schedule
-        self.weights = [schedule[-1].weights.get(stream, 0) for stream in streams]
-        self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
-        self.has_documents = sources[0].has_documents
+        self.weights = [schedule[-1].weights.get(stream, 0) for stream in self.streams]
+        self.offsets = list(itertools.accumulate(map(len, self.sources), initial=0))
+        self.has_documents = self.sources[0].has_documents
         self.indexed = False
+
+    @staticmethod
+    def constant(sources: Sequence[Split], weights: Sequence[int]) -> Mixture:
+        """Mix sources in constant shares; `weights` are positive integers."""
+        by_stream = {f" of source {number}": source for number, source in enumerate(sources)}
+        shares = Shares(0, dict(zip(by_stream, weights, strict=True)))
+        return Mixture(by_stream, [shares])
 
     def __len__(self) -> int:
         return self.offsets[-1]
@@ -97,6 +97,7 @@ class Mixture:
             source[inside] = indices[part]
             before[inside] = np.array([used[stream] for stream in streams])[part] + count
 
+            # Where the next mixture continues.
             if end < math.inf:
                 used.update(dict(zip(streams, counts(int(end) - first, weights), strict=True)))
         if (source < 0).any():

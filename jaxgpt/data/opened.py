@@ -130,7 +130,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
     schedule = []
     for phase in data.phases:
         schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
-    train = Mixture.scheduled({streams[path]: part.train for path, part in ordered.items()}, schedule)
+    train = Mixture({streams[path]: part.train for path, part in ordered.items()}, schedule)
 
     # Validation: all held-out ids of the last mixture; if no source holds out ids, all its ids.
     last = data.weights(data.phases[-1])
@@ -140,7 +140,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
     fingerprint = joint_fingerprint([part.fingerprint for part in val_parts])
     return Data(
         train=train,
-        val=Mixture(val, [1] * len(val)),
+        val=Mixture.constant(val, [1] * len(val)),
         held_out=held_out,
         tokenizer=val_parts[0].tokenizer,
         source=_description(data, ordered),

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
+from jaxgpt.data.part_encoder import PartEncoder
 from jaxgpt.data.tokenizer import SubwordTokenizer, WordTokenizer
 from jaxgpt.errors import UserError
 
@@ -48,7 +49,7 @@ def test_text_after_a_control_token_has_the_ids_that_the_library_gives_it(is_nor
     """In tokenizers of Llama 1, `<s>` is normalized: the space before a text comes before the token, not after it."""
     own = added(with_spaces("normalizer"), normalized=is_normalized)
     text = "<s>a b <s>a"
-    [ids] = ControlTokens(own).encode_parts([text])
+    [ids] = PartEncoder(ControlTokens(own)).encode([text])
     assert ids.count(own.library.token_to_id("<s>")) == 2
     assert ids == own.encode_special(text).tolist()
 
@@ -82,10 +83,10 @@ def test_texts_with_any_added_tokens_have_the_ids_that_the_library_gives_them(re
     """A normalizer changes a text between two control tokens as it changes it in the whole text."""
     random = Random(f"{removes} {seed}")
     own = random_tokenizer(random, removes)
-    control = ControlTokens(own)
+    encoder = PartEncoder(ControlTokens(own))
     for _ in range(8):
         text = "".join(random.choices(TEXTS, k=random.randrange(9)))
-        assert control.encode_parts([text]) == [own.encode_special(text).tolist()]
+        assert encoder.encode([text]) == [own.encode_special(text).tolist()]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -93,12 +94,12 @@ def test_texts_with_any_added_tokens_have_the_ids_that_the_library_gives_them(re
 def test_the_ids_of_parts_do_not_depend_on_later_parts(removes: str, seed: int) -> None:
     """So the ids of training begin with the ids that chat sends."""
     random = Random(f"{removes} {seed}")
-    control = ControlTokens(random_tokenizer(random, removes))
+    encoder = PartEncoder(ControlTokens(random_tokenizer(random, removes)))
     for _ in range(8):
         parts = ["".join(random.choices(TEXTS, k=random.randrange(4))) for _ in range(3)]
-        ids = control.encode_parts(parts)
-        assert control.encode_parts(parts[:1]) == ids[:1]
-        assert control.encode_parts(parts[:2]) == ids[:2]
+        ids = encoder.encode(parts)
+        assert encoder.encode(parts[:1]) == ids[:1]
+        assert encoder.encode(parts[:2]) == ids[:2]
 
 
 def test_spaces_before_a_normalized_token_are_kept_where_only_the_ends_of_a_text_are_stripped() -> None:
@@ -106,14 +107,14 @@ def test_spaces_before_a_normalized_token_are_kept_where_only_the_ends_of_a_text
     library.normalizer = normalizers.Strip()
     own = added(library, normalized=True)
     text = " a <|im_start|> b "
-    [ids] = ControlTokens(own).encode_parts([text])
+    [ids] = PartEncoder(ControlTokens(own)).encode([text])
     assert ids == own.encode_special(text).tolist()
     assert own.decode(ids) == "a <|im_start|> b"
 
 
 def test_a_part_ends_the_word_of_a_token_that_is_not_found_inside_of_words() -> None:
     own = added(from_bytes(), single_word=True)
-    prompt, answer = ControlTokens(own).encode_parts(["<|im_start|>", "a"])
+    prompt, answer = PartEncoder(ControlTokens(own)).encode(["<|im_start|>", "a"])
     assert prompt == [own.library.token_to_id("<|im_start|>")]
     assert answer == [ord("a")]
 
@@ -206,8 +207,8 @@ def test_the_ids_of_joined_parts_decode_to_their_text() -> None:
     """A boundary that a token would cross is kept, without an additional space."""
     for kind in ("bpe", "spaces first", "spaces always", "spaces normalizer"):
         own = tokenizer(kind)
-        control = ControlTokens(own)
+        encoder = PartEncoder(ControlTokens(own))
         for one, two in (("x\n", "\nb"), ("a", "b"), ("a", " a"), ("", "ab"), ("a b", "")):
-            parts = control.encode_parts([one, two])
+            parts = encoder.encode([one, two])
             assert own.decode([*parts[0], *parts[1]]) == one + two
-            assert parts[0] == control.encode_parts([one])[0]
+            assert parts[0] == encoder.encode([one])[0]

@@ -23,7 +23,7 @@ T = 10
 
 
 def batches(size: int = 8, weights: tuple[int, ...] = (7, 3), **options) -> Batches:  # type: ignore[no-untyped-def]
-    return Batches(Mixture([A, B], weights), T, size, **({"seed": 1} | options))
+    return Batches(Mixture.constant([A, B], weights), T, size, **({"seed": 1} | options))
 
 
 weights = st.lists(st.integers(1, 99), min_size=1, max_size=5)
@@ -32,7 +32,7 @@ weights = st.lists(st.integers(1, 99), min_size=1, max_size=5)
 @given(weights, st.integers(0, 2**40), st.integers(1, 300))
 def test_shares_are_exact_at_any_time(shares: list[int], first: int, n: int) -> None:
     """The previous rows of a source are counted without visiting them; shares are exact up to about one row."""
-    mixture = Mixture([A] * len(shares), shares)
+    mixture = Mixture.constant([A] * len(shares), shares)
     rows = np.arange(first, first + n)
     source, before = mixture.source_of_rows(rows)
     for index, weight in enumerate(shares):
@@ -69,7 +69,7 @@ def test_a_batch_is_a_function_of_seed_and_step(sampling: str) -> None:
 
 
 def test_a_mixture_reads_like_its_sources() -> None:
-    mixture = Mixture([A, B], (1, 1))
+    mixture = Mixture.constant([A, B], (1, 1))
     assert len(mixture) == 330
     ids = np.concatenate([A.take(0, 230), B.take(0, 100)])
     for start, n in ((0, 330), (229, 2), (230, 1), (225, 0), (0, 3)):

@@ -31,8 +31,8 @@ TOKENIZERS = {
     "no ids": (changed(CHAR, model={"vocab": {}}), "it has no tokens"),
     "a far id": (changed(BYTES, model={"vocab": {"a": 2**32 - 1}}), "id 4294967295 is not below 16777216"),
     "true for an id": (changed(CHAR, model={"vocab": {"a": False, "b": True}}), "cannot process this file"),
-    "a list": ([], "no model with a vocabulary"),
-    "of another type": ({"model": 5}, "no model with a vocabulary"),
+    "a list": ([], "it has no vocabulary"),
+    "of another type": ({"model": 5}, "it has no vocabulary"),
     "merges of nothing": (changed(BYTES, model={"merges": [["xyz", "q"]]}), "cannot process this file"),
 }
 

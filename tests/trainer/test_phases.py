@@ -439,7 +439,7 @@ def test_training_text_of_all_mixtures_is_searched() -> None:
 
 def test_unopened_sources_are_counted_but_not_read() -> None:
     schedule = [Shares(0, {"x": 1, "y": 1}), Shares(10, {"y": 1})]
-    mixture = Mixture.scheduled({"y": tokens("b", 50)}, schedule)
+    mixture = Mixture({"y": tokens("b", 50)}, schedule)
     source_of, before = mixture.source_of_rows(np.arange(10, 14))
     assert (source_of.tolist(), before.tolist()) == ([0] * 4, [5, 6, 7, 8])
     with pytest.raises(UserError, match="needs a source that is not open"):
