@@ -33,6 +33,11 @@ INSTRUCTION_METADATA = 7
 OP_NAME = 2  # field of OpMetadata
 METADATA_PLANE = b"/host:metadata"
 
+# Kinds of protobuf values, and the bytes of the kinds with a fixed size.
+VARINT = 0
+LENGTH = 2  # strings, bytes and messages, after their length
+SIZES = {1: 8, 5: 4}
+
 
 def name_layers(trace: Path, xplane: Path) -> None:
     """Put the layers before the names of instructions in a trace for Perfetto, and their paths into its arguments."""
@@ -62,25 +67,29 @@ def instruction_paths(xplane: bytes) -> dict[tuple[str, str], str]:
     paths = {}
     for module in _modules(xplane):
         [module_name] = _all(module, MODULE_NAME)
-        for computation in _all(module, COMPUTATIONS):
-            for instruction in _all(computation, INSTRUCTIONS):
-                [name] = _all(instruction, INSTRUCTION_NAME)
-                for metadata in _all(instruction, INSTRUCTION_METADATA):
-                    for path in _all(metadata, OP_NAME):
-                        paths[bytes(module_name).decode(), bytes(name).decode()] = bytes(path).decode()
+        for instruction in _follow(module, COMPUTATIONS, INSTRUCTIONS):
+            [name] = _all(instruction, INSTRUCTION_NAME)
+            for path in _follow(instruction, INSTRUCTION_METADATA, OP_NAME):
+                paths[bytes(module_name).decode(), bytes(name).decode()] = bytes(path).decode()
     return paths
 
 
 def _modules(xplane: bytes) -> Iterator[memoryview]:
     """Yield the messages of the compiled programs (HloModuleProto)."""
     for plane in _all(memoryview(xplane), PLANES):
-        if [bytes(name) for name in _all(plane, PLANE_NAME)] != [METADATA_PLANE]:
-            continue
-        for entry in _all(plane, EVENT_METADATA):
-            for event in _all(entry, MAP_VALUE):
-                for stat in _all(event, STATS):
-                    for program in _all(stat, BYTES_VALUE):
-                        yield from _all(program, HLO_MODULE)
+        names = [bytes(name) for name in _all(plane, PLANE_NAME)]
+        if names == [METADATA_PLANE]:
+            yield from _follow(plane, EVENT_METADATA, MAP_VALUE, STATS, BYTES_VALUE, HLO_MODULE)
+
+
+def _follow(message: memoryview, *fields: int) -> Iterator[memoryview]:
+    """Yield the values of nested fields: of the last field in each value of the field before, and so on."""
+    if not fields:
+        yield message
+        return
+    first, *others = fields
+    for value in _all(message, first):
+        yield from _follow(value, *others)
 
 
 def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:
@@ -88,17 +97,16 @@ def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
+        number = key >> 3
         kind = key & 7
-        if kind == 0:
+        if kind == VARINT:
             _, at = _varint(message, at)
             continue
-        if kind == 1:
-            size = 8
-        elif kind == 5:
-            size = 4
-        else:
+        if kind == LENGTH:
             size, at = _varint(message, at)
-        if kind == 2 and key >> 3 == wanted:
+        else:
+            size = SIZES[kind]
+        if kind == LENGTH and number == wanted:
             yield message[at : at + size]
         at += size
 

@@ -219,10 +219,40 @@ def difference(a: SeedGroup, b: SeedGroup) -> Difference:
     """
     common = sorted(a.losses.keys() & b.losses.keys())
     if len(common) > 1:
-        pairs = [a.losses[seed] - b.losses[seed] for seed in common]
-        found = Difference(float(np.mean(pairs)), standard_error(pairs), len(pairs) - 1, len(pairs))
-        return _with_windows(found, a, common, b, common)
-    return _with_windows(_welch(a, b), a, sorted(a.losses), b, sorted(b.losses))
+        found = _paired(a, b, common)
+        a_windows = _windows_of(a, common)
+        b_windows = _windows_of(b, common)
+    else:
+        found = _welch(a, b)
+        a_windows = _windows_of(a, sorted(a.losses))
+        b_windows = _windows_of(b, sorted(b.losses))
+
+    fingerprints = {each.windows for each in (*a_windows, *b_windows)}
+    if not a_windows or not b_windows or len(fingerprints) > 1 or len(a_windows[0].sums_W) < 2:
+        return found
+
+    # Losses [S, W] of each group, or the differences of the pairs.
+    a_SW = np.stack([each.means for each in a_windows])
+    b_SW = np.stack([each.means for each in b_windows])
+    parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]
+    return _with_window_error(found, parts, a_windows[0].shares)
+
+
+def _windows_of(group: SeedGroup, seeds: Sequence[int]) -> list[WindowLosses]:
+    """Return the losses of the windows of each seed; [] unless all are known."""
+    known = [group.windows[seed] for seed in seeds if seed in group.windows]
+    return known if len(known) == len(seeds) else []
+
+
+def _paired(a: SeedGroup, b: SeedGroup, seeds: Sequence[int]) -> Difference:
+    """Compare the losses of two groups in pairs of equal seeds."""
+    pairs = [a.losses[seed] - b.losses[seed] for seed in seeds]
+    return Difference(
+        mean=float(np.mean(pairs)),
+        stderr=standard_error(pairs),
+        freedom=len(pairs) - 1,
+        pairs=len(pairs),
+    )
 
 
 def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
@@ -238,21 +268,14 @@ def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
     return Difference(mean, math.sqrt(total), freedom, 0)
 
 
-def _with_windows(
-    found: Difference, a: SeedGroup, a_seeds: Sequence[int], b: SeedGroup, b_seeds: Sequence[int]
-) -> Difference:
-    """Add the error over windows to a difference of these seeds, if all runs were evaluated on the same windows."""
-    known = [*(a.windows.get(seed) for seed in a_seeds), *(b.windows.get(seed) for seed in b_seeds)]
-    records = [each for each in known if each is not None]
-    are_equal = len({each.windows for each in records}) == 1 and len(records) == len(known)
-    if not are_equal or len(records[0].sums_W) < 2:
-        return found
+def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W: np.ndarray) -> Difference:
+    """Add the error over windows to a difference.
 
-    # Losses [S, W] of each group, or the differences of the pairs.
-    a_SW = np.stack([each.means for each in records[: len(a_seeds)]])
-    b_SW = np.stack([each.means for each in records[len(a_seeds) :]])
-    parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]
-    shares_W = records[0].shares
+    Args:
+        found: the difference.
+        parts: losses `[S, W]`, whose means add up to the difference: of the pairs, or of both groups.
+        shares_W: number of tokens of each window, divided by its mean.
+    """
     W = len(shares_W)
 
     # The effect of the windows that all seeds share, without the effect of their numbers of tokens.

@@ -177,13 +177,26 @@ def make_optimizer(
         case "adamw":
             update = adamw()
         case "muon":
-            muon_rate = lambda step: numbers.muon_ratio * rate(step)  # noqa: E731
-            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, decay, momentum_dtype, model)
+            matrices = muon(
+                lambda step: numbers.muon_ratio * rate(step),
+                steps=o.muon_steps,
+                momentum=o.muon_momentum,
+                weight_decay=decay,
+                momentum_dtype=momentum_dtype,
+                model=model,
+            )
             update = optax.partition({"muon": matrices, "adam": adamw()}, label)
         case "lion":
-            update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, decay, decays)
+            update = optax.lion(
+                rate,
+                b1=o.beta1,
+                b2=o.beta2,
+                mu_dtype=momentum_dtype,
+                weight_decay=decay,
+                mask=decays,
+            )
         case "sgd":
-            momentum = optax.sgd(rate, o.beta1, accumulator_dtype=momentum_dtype)
+            momentum = optax.sgd(rate, momentum=o.beta1, accumulator_dtype=momentum_dtype)
             decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)  # sgd has applied -rate
             update = optax.chain(momentum, decayed)
         case "adafactor":

@@ -16,8 +16,14 @@ from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
 # The metrics that a step adds to the means of the objective's sums, which must have other names.
 STEP_METRICS = ("loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row")
-# Loss, count and others of `RowSums`, added over the rows of a batch: scalars.
-Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]
+
+
+class Sums(NamedTuple):
+    """The fields of `RowSums`, without the penalty, added over the rows of a batch."""
+
+    loss: jax.Array
+    counted: jax.Array
+    others: Mapping[str, jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -79,7 +85,7 @@ def gradient_sums(
         # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
         rows = RowSums(*objective(params, batch, key, frozen))
         sums = jax.tree.map(lambda x: x.sum(0), rows)
-        return sums.minimized, (sums.loss_B, sums.count_B, sums.others)
+        return sums.minimized, Sums(sums.loss_B, sums.count_B, sums.others)
 
     grad: Callable[..., tuple[Any, Sums]] = jax.grad(total, has_aux=True)
     if accumulation == 1:
@@ -125,10 +131,9 @@ def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
     Raises:
         ValueError: if a sum of the objective has the name of another metric.
     """
-    loss, count, others = sums
-    check_names(others, STEP_METRICS)
-    count = jnp.where(count == 0, 1, count)  # zero loss and gradients without targets
-    totals = {"loss": loss, **others}
+    check_names(sums.others, STEP_METRICS)
+    count = jnp.where(sums.counted == 0, 1, sums.counted)  # zero loss and gradients without targets
+    totals = {"loss": sums.loss, **sums.others}
     means = {name: total / count for name, total in totals.items()}
     inverse = 1 / count  # some compilers fuse a product with the next operations, but write a quotient to memory
     return means, jax.tree.map(lambda g: g * inverse, grads)

@@ -349,7 +349,7 @@ class Program:
         add = sums_by_device if self._sums_by_device() else gradient_sums
         accumulation = self.microbatches.accumulation
         grads, sums = add(state.params, batch, key, frozen, objective=self.objective, accumulation=accumulation)
-        check_names(sums[2], HOST_METRICS)
+        check_names(sums.others, HOST_METRICS)
         metrics, grads = mean_gradients(grads, sums)
 
         # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
