@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from jaxgpt.directories import RUN_FILES
-from jaxgpt.errors import UserError, nearest
+from jaxgpt.errors import UserError, nearest, short_repr
 from jaxgpt.files import missing
 
 
@@ -72,3 +72,10 @@ def other_files(path: Path) -> list[str]:
     if not path.is_dir():
         return []
     return sorted(file.name for file in path.iterdir() if file.name not in RUN_FILES and not file.name.startswith("."))
+
+
+def as_path(path: str | Path) -> Path:
+    """Return the path of a run; raise `UserError` for other types."""
+    if not isinstance(path, (str, Path)):
+        raise UserError(f"the path of a run must be a string or a Path: {short_repr(path)}")
+    return Path(path)

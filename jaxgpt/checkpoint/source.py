@@ -18,14 +18,15 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxgpt.checkpoint.index import checkpoints, resolve_weights
 from jaxgpt.checkpoint.info import SEAL, Info, read_info
-from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.match import first_difference
+from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import read_params, stored_weights
 from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import boxed_trained, merge
-from jaxgpt.model.params import Model, abstract_params, flatten_params, weights
+from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.parallel.arrays import put_array, to_host
 from jaxgpt.parallel.rules import AXES, RULES, Rules, shardings
 
@@ -308,49 +309,3 @@ def check_mesh(mesh: Any) -> None:
             f"mesh must be a mesh with the axes {', '.join(AXES)}, as jaxgpt.parallel.mesh.make_mesh returns it: "
             f"{short_repr(mesh)}"
         )
-
-
-def as_path(path: str | Path) -> Path:
-    """Return the path of a run; raise `UserError` for other types."""
-    if not isinstance(path, (str, Path)):
-        raise UserError(f"the path of a run must be a string or a Path: {short_repr(path)}")
-    return Path(path)
-
-
-def check_names(params: Any, model: GPT) -> None:
-    """Raise `UserError` if a model lacks one of these weights, or needs another one."""
-    found = dict.fromkeys(weight_names(params))
-    expected = weights(model)
-    for name in found:
-        if name not in expected:
-            raise UserError(
-                f"{type(model).__name__} has no weight {name}, so it would be ignored: pass the class of the model, as in "
-                f"LM(config, params, tokenizer, model=MyGPT) or load(path, model=MyGPT)"
-            )
-    for name in expected:
-        if name not in found:
-            raise UserError(f"the weight {name} of {type(model).__name__} is missing: pass the complete weights")
-
-
-def weight_names(params: Any) -> list[str]:
-    """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a stored weight is a single weight."""
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: hasattr(leaf, "astype"))
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-
-
-def first_difference(params: Any, model: Model) -> str:
-    """Return the first difference in name, shape or dtype between weights and a model, or ""."""
-    found = _descriptions(params)
-    expected = _descriptions(abstract_params(model))
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
-            return f"weight {name} is {found.get(name, 'missing')}, but {expected.get(name, 'unknown')} in the model"
-    return ""
-
-
-def _descriptions(params: Any) -> dict[str, str]:
-    described = {}
-    for name, leaf in flatten_params(params).items():
-        dtype = getattr(leaf, "dtype", type(leaf).__name__)
-        described[name] = f"{dtype} {list(np.shape(leaf))}"
-    return described

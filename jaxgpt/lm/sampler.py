@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.source import check_names
+from jaxgpt.checkpoint.match import check_names
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.kernels import of_device
 from jaxgpt.lm.model import LM, check_lm

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.source import check_names
+from jaxgpt.checkpoint.match import check_names
 from jaxgpt.config import ModelConfig, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.decoding.sampling import Sampled

@@ -31,39 +31,12 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh
 from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, microbatches, put, rows_of
 from jaxgpt.parallel.rules import Rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
-from jaxgpt.train.loss import (
-    Objective,
-    RowSums,
-    base_of,
-    of_objective,
-)
-from jaxgpt.train.optimizer import (
-    Numbers,
-    make_optimizer,
-    numbers_of,
-    restart_schedules,
-    schedule,
-    schedule_states,
-)
+from jaxgpt.train.loss import Objective, RowSums, base_of, of_objective
+from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, restart_schedules, schedule, schedule_states
 from jaxgpt.train.skip import init_statistics
-from jaxgpt.train.step import (
-    TrainState,
-    apply_gradients,
-    check_names,
-    dropout_key,
-    gradient_sums,
-    mean_gradients,
-)
+from jaxgpt.train.step import TrainState, apply_gradients, check_names, dropout_key, gradient_sums, mean_gradients
 from jaxgpt.trainer.metrics import HOST_METRICS
-from jaxgpt.trainer.states import (
-    Abstract,
-    Fresh,
-    compute,
-    first_state,
-    put_stacked,
-    shardings_of,
-    stacked,
-)
+from jaxgpt.trainer.states import Abstract, Fresh, compute, first_state, put_stacked, shardings_of, stacked
 
 
 class Several(NamedTuple):

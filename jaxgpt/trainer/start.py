@@ -15,13 +15,9 @@ import jax
 from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, saved_steps
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
-from jaxgpt.checkpoint.source import (
-    WeightSource,
-    as_path,
-    needed_runs,
-)
+from jaxgpt.checkpoint.source import WeightSource, needed_runs
 from jaxgpt.config import Config, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.source_settings import base_directory, check_sources

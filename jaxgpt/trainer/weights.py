@@ -10,18 +10,10 @@ import jax
 
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import SEAL, Info, read_info
+from jaxgpt.checkpoint.match import first_difference
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.source import (
-    Place,
-    WeightSource,
-    check_base,
-    checksum,
-    first_difference,
-    open_base,
-    open_base_of,
-    open_source,
-)
+from jaxgpt.checkpoint.source import Place, WeightSource, check_base, checksum, open_base, open_base_of, open_source
 from jaxgpt.config import Config
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.tokenizer import Tokenizer
