@@ -164,57 +164,67 @@ class BeamSearch:
         """Extend the beams by one token; keep the best W running and the best W finished sequences."""
         last_X1 = state.text.last(1).ids_BS
         logits_X1V, cache = extend(self.sampler.model, params, last_X1, state.cache)
-        log_p_BC, beam_BC, id_BC, ids_BCS = self.candidates(state, logits_X1V[:, -1])
-        B, C = id_BC.shape
+        found = self.candidates(state, logits_X1V[:, -1])
+        B, _ = found.id_BC.shape
         W = self.beams.num_beams
-        made = state.made + 1
-        penalty = self.beams.length_penalty
-        at_limit_B = made >= state.limit_B
-        # NaN also ends a sequence, which the caller then reports.
-        ends_BC = self.sampler.ends(id_BC) | at_limit_B[:, None] | jnp.isnan(log_p_BC)
 
-        def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
-            return log_p / length.astype(jnp.float32) ** penalty
+        # NaN also ends a sequence, which the caller then reports.
+        at_limit_B = state.made + 1 >= state.limit_B
+        ends_BC = self.sampler.ends(found.id_BC) | at_limit_B[:, None] | jnp.isnan(found.log_p_BC)
 
         # Select the best W unfinished candidates.
-        running_BC = jnp.where(ends_BC, NO_SCORE, log_p_BC)
+        running_BC = jnp.where(ends_BC, NO_SCORE, found.log_p_BC)
         score_BW, next_BW = jax.lax.top_k(running_BC, W)
-        ids_BWS = gather_beams(ids_BCS, next_BW)
-        beam_BW = gather_beams(beam_BC, next_BW)
+        ids_BWS = gather_beams(found.ids_BCS, next_BW)
+        beam_BW = gather_beams(found.beam_BC, next_BW)
         # Positions are not reordered, because the beams of a prompt have equal positions.
         row_X = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
         layers = jax.tree.map(lambda x: x[row_X], cache.layers)
 
-        # As in transformers, a sequence finishes only if it is among the W best candidates.
-        among_best_C = jnp.arange(C) < W
-        finishes_BC = ends_BC & among_best_C[None, :] & state.active_B[:, None] & (log_p_BC != NO_SCORE)
-        new_BC = jnp.where(finishes_BC, score(log_p_BC, made), NO_SCORE)
-        new = Hypotheses(ids_BCS, jnp.full((B, C), made), new_BC)
-
-        # Keep the best W finished sequences of this and the previous steps.
-        both = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state.best, new)
-        _, best_BW = jax.lax.top_k(both.score_BW, W)
-        best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
-
-        # Stop a row if its best running sequence is not expected to beat its worst finished sequence. The expected score is
-        # computed at the current length, or with "never" at the length with the highest score: the limit if the penalty is
-        # positive. With `early_stopping`, stop once W sequences are finished.
-        longest = self.beams.early_stopping == "never" and penalty > 0
-        length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full((B,), made)
-        expected_B = score(score_BW[:, 0], length_B)
-        active_B = state.active_B & (expected_B > best.score_BW.min(-1))
-        if self.beams.early_stopping is True:
-            active_B = active_B & ~best.exists_BW.all(-1)
-
-        ids_XS = ids_BWS.reshape(B * W, -1)
+        best = self._finished(state, found, ends_BC)
         return state._replace(
-            text=TokenBuffer(ids_XS, state.text.length + 1),
+            text=TokenBuffer(ids_BWS.reshape(B * W, -1), state.text.length + 1),
             cache=cache._replace(layers=layers),
             score_BW=score_BW,
             best=best,
-            active_B=active_B,
-            made=made,
+            active_B=self._active(state, score_BW[:, 0], best),
+            made=state.made + 1,
         )
+
+    def _finished(self, state: BeamState, found: Candidates, ends_BC: jax.Array) -> Hypotheses:
+        """Return the best W finished sequences of this and the previous steps."""
+        B, C = found.id_BC.shape
+        W = self.beams.num_beams
+        made = state.made + 1
+
+        # As in transformers, a sequence finishes only if it is among the W best candidates.
+        among_best_C = jnp.arange(C) < W
+        finishes_BC = ends_BC & among_best_C[None, :] & state.active_B[:, None] & (found.log_p_BC != NO_SCORE)
+        new_BC = jnp.where(finishes_BC, self._score(found.log_p_BC, made), NO_SCORE)
+        new = Hypotheses(found.ids_BCS, jnp.full((B, C), made), new_BC)
+
+        both = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), state.best, new)
+        _, best_BW = jax.lax.top_k(both.score_BW, W)
+        best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
+        return best
+
+    def _active(self, state: BeamState, running_B: jax.Array, best: Hypotheses) -> jax.Array:
+        """Return the rows that continue, bool `[B]`, from the log probability of the best running sequence of each row.
+
+        A row stops if its best running sequence is not expected to beat its worst finished sequence. The expected score is
+        computed at the current length, or with "never" at the length with the highest score: the limit if the penalty is
+        positive. With `early_stopping`, a row stops once W sequences are finished.
+        """
+        longest = self.beams.early_stopping == "never" and self.beams.length_penalty > 0
+        length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full(running_B.shape, state.made + 1)
+        expected_B = self._score(running_B, length_B)
+        active_B = state.active_B & (expected_B > best.score_BW.min(-1))
+        if self.beams.early_stopping is True:
+            active_B = active_B & ~best.exists_BW.all(-1)
+        return active_B
+
+    def _score(self, log_p: jax.Array, length: jax.Array) -> jax.Array:
+        return log_p / length.astype(jnp.float32) ** self.beams.length_penalty
 
 
 def gather_beams(x: jax.Array, which_Bn: jax.Array) -> jax.Array:

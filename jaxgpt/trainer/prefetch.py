@@ -11,6 +11,7 @@ from typing import TypeVar
 
 A = TypeVar("A")
 T = TypeVar("T")
+_Call = tuple[Future[T], A]
 
 LEAVING = 5.0  # maximum seconds to wait for the thread at the end, for example if a file system hangs
 EVERY = 0.1  # seconds between two questions whether to stop
@@ -23,20 +24,8 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
     An exception of `function` is raised by the future of the failed call. The thread is a daemon, so that a call that hangs
     does not keep the process alive.
     """
-    calls = SimpleQueue[tuple[Future[T], A] | None]()
-
-    def work() -> None:
-        while True:
-            call = calls.get()
-            if call is None:
-                return
-            future, argument = call
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(function(argument))
-            except BaseException as e:
-                future.set_exception(e)
+    calls = SimpleQueue[_Call[T, A] | None]()
+    submitted: list[Future[T]] = []  # results that the caller has not received
 
     def submit(argument: A) -> tuple[A, Future[T]]:
         future = Future[T]()
@@ -51,10 +40,10 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
             current = ahead
             ahead = next(started, None)
             yield current
-            submitted.remove(current[1])
+            _, received = current
+            submitted.remove(received)
 
-    submitted: list[Future[T]] = []
-    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread = threading.Thread(target=_work, args=(function, calls), name="batches", daemon=True)
     thread.start()
     try:
         yield results()
@@ -63,6 +52,21 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
             future.cancel()
         calls.put(None)
         thread.join(LEAVING)
+
+
+def _work(function: Callable[[A], T], calls: SimpleQueue[_Call[T, A] | None]) -> None:
+    """Call the function with each argument of the queue, until the queue has None."""
+    while True:
+        call = calls.get()
+        if call is None:
+            return
+        future, argument = call
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(argument))
+        except BaseException as e:
+            future.set_exception(e)
 
 
 def wait_for(future: Future[T], stopping: Callable[[], bool]) -> None:

@@ -115,10 +115,15 @@ class Program:
         """Number of microbatches of a step, and rows per microbatch."""
         return microbatches(self.config.train, batch_ways(self.mesh))
 
+    @property
+    def rows_per_step(self) -> int:
+        """Number of rows of a step on the devices, including padding."""
+        return math.prod(self.microbatches)
+
     def padded_rows(self, rows: int) -> int:
         """Return the number of rows on the devices: `train.batch_size` rows are padded for `step`, others for `call`."""
         if rows == self.config.train.batch_size:
-            return math.prod(self.microbatches)
+            return self.rows_per_step
         ways = batch_ways(self.mesh)
         return math.ceil(rows / ways) * ways
 
@@ -134,7 +139,7 @@ class Program:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
         if most == 1:
             return self.put(batches[0])
-        return Several(put(self.mesh, batches, math.prod(self.microbatches), most), len(batches))
+        return Several(put(self.mesh, batches, self.rows_per_step, most), len(batches))
 
     def batch(self, steps: int = 1, spec: Any = None) -> Any:
         """Return an abstract, padded batch of a step; for K > 1 steps, `Several` with leaves `[K, rows, ...]`.
@@ -147,8 +152,7 @@ class Program:
         if spec is None:
             T = self.config.window
             spec = np.zeros((0, T, 3) if self.config.has_documents else (0, T + 1), np.int32)
-        rows = math.prod(self.microbatches)
-        shape = (rows,) if steps == 1 else (steps, rows)
+        shape = (self.rows_per_step,) if steps == 1 else (steps, self.rows_per_step)
         sharding = batch_sharding(self.mesh, several=steps > 1)
 
         def leaf(x: Any) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxgpt.config import Config, ModelConfig, TrainConfig
-from jaxgpt.trainer.record import WINDOW, Speed
+from jaxgpt.trainer.speed import WINDOW, Speed
 
 CONFIG = Config(model=ModelConfig(block_size=5), train=TrainConfig(batch_size=2, steps=100))  # 10 tokens per step
 

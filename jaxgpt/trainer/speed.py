@@ -1,0 +1,68 @@
+"""Speed: tokens per second, MFU and the time left of a run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from jaxgpt.config import Config
+
+WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
+
+
+class _Call(NamedTuple):
+    """The end of a call.
+
+    Attributes:
+        at: time of the end in seconds, minus the excluded seconds until then.
+        done: steps done.
+    """
+
+    at: float
+    done: int
+
+
+class Speed:
+    """Recent training speed, excluding evaluations and the first call.
+
+    Args:
+        config: settings of the run.
+        mfu: MFU at one token per second; 0: unknown.
+    """
+
+    def __init__(self, config: Config, mfu: float = 0.0) -> None:
+        self.steps = config.train.steps
+        self.mfu = mfu
+        self.tokens_per_step = config.train.batch_size * config.row_tokens
+        self._began = 0.0  # end time of the first call
+        self._first = 0  # steps done at that time
+        self._excluded = 0.0  # excluded seconds
+        self._calls: deque[_Call] = deque()  # recent calls
+
+    def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Record the end of a call, after `done` steps of the run.
+
+        Returns two dictionaries: `tokens_per_second` and, if known, `mfu`; and `seconds_left` at the mean speed since
+        the first call, including evaluations. Both dictionaries are empty for the first call.
+        """
+        now = time.perf_counter()
+        last = _Call(now - self._excluded, done)
+        self._calls.append(last)
+        if len(self._calls) == 1:
+            self._began = now
+            self._first = done
+            return {}, {}
+
+        # The speed of the calls in the last `WINDOW` seconds.
+        while len(self._calls) > 2 and self._calls[1].at <= last.at - WINDOW:
+            self._calls.popleft()
+        first = self._calls[0]
+        speed = (last.done - first.done) * self.tokens_per_step / max(last.at - first.at, 1e-9)
+        left = (now - self._began) / (done - self._first) * (self.steps - done)
+        mfu = {"mfu": self.mfu * speed} if self.mfu else {}
+        return {"tokens_per_second": speed} | mfu, {"seconds_left": left}
+
+    def exclude(self, seconds: float) -> None:
+        """Exclude the last `seconds`, for example of an evaluation, from the recent speed."""
+        self._excluded += seconds
