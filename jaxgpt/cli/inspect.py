@@ -42,14 +42,14 @@ def inspect(
     if html:
         check_writable(Path(html))
     from jaxgpt.lm import load
-    from jaxgpt.study import inspection
+    from jaxgpt.study import inspection, page
 
     with progress("loading"):
         lm = load(run, checkpoint)
     with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens)
     if html:
-        content = inspection.html(found, run)
+        content = page.html(found, run)
         write_atomically(Path(html), content)
         size = Path(html).stat().st_size
         text = f"wrote {html}: {size / 1e3:,.0f} kB"

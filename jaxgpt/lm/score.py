@@ -182,38 +182,67 @@ def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
     return encode_prompt(lm.tokenizer, size, ids) if ids else []
 
 
-def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -> dict[int, Score]:
-    """Score the texts of up to B rows with at most T nodes; keyed by index."""
-    # The nodes whose next token is a target: the head computes no other logits.
+class _Batch(NamedTuple):
+    """Rows of texts, padded on the right, where a causal model needs no mask.
+
+    Attributes:
+        tokens_BT: id of each node.
+        position_BT: position of each node in its texts.
+        end_BT: node after the last descendant of each node.
+        at_BC: the nodes whose next token is a target: the head computes no other logits.
+        targets_BC: these targets; -1: padding.
+        places: row and columns of the targets of each text, keyed by index.
+    """
+
+    tokens_BT: np.ndarray
+    position_BT: np.ndarray
+    end_BT: np.ndarray
+    at_BC: np.ndarray
+    targets_BC: np.ndarray
+    places: dict[int, tuple[int, slice]]
+
+
+def _packed(texts: list[_Text], rows: list[Tree], B: int, T: int) -> _Batch:
+    """Write up to B rows with at most T nodes into arrays."""
     counts = [sum(len(texts[n].ids) for n in row.paths) for row in rows]
     C = _round_length(max(counts), 8)
-    tokens_BT = np.zeros((B, T), np.int32)
-    position_BT = np.zeros((B, T), np.int32)
-    end_BT = np.zeros((B, T), np.int32)
-    at_BC = np.zeros((B, C), np.int32)
-    targets_BC = np.full((B, C), -1, np.int32)
-    places = dict[int, tuple[int, slice]]()
+    batch = _Batch(
+        tokens_BT=np.zeros((B, T), np.int32),
+        position_BT=np.zeros((B, T), np.int32),
+        end_BT=np.zeros((B, T), np.int32),
+        at_BC=np.zeros((B, C), np.int32),
+        targets_BC=np.full((B, C), -1, np.int32),
+        places={},
+    )
     for number, row in enumerate(rows):
-        tokens_BT[number, : len(row.ids)] = row.ids
-        position_BT[number, : len(row.ids)] = row.position
-        end_BT[number, : len(row.ids)] = row.end
+        batch.tokens_BT[number, : len(row.ids)] = row.ids
+        batch.position_BT[number, : len(row.ids)] = row.position
+        batch.end_BT[number, : len(row.ids)] = row.end
         begin = 0
         for n, path in row.paths.items():
             text = texts[n]
-            end = begin + len(text.ids)
-            at_BC[number, begin:end] = path[len(text.context) - 1 :]
-            targets_BC[number, begin:end] = text.ids
-            places[n] = (number, slice(begin, end))
-            begin = end
+            columns = slice(begin, begin + len(text.ids))
+            batch.at_BC[number, columns] = path[len(text.context) - 1 :]
+            batch.targets_BC[number, columns] = text.ids
+            batch.places[n] = (number, columns)
+            begin = columns.stop
+    return batch
 
-    # Padding is on the right, where a causal model needs no mask.
-    branches = (position_BT, end_BT) if any(row.branches for row in rows) else None
+
+def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -> dict[int, Score]:
+    """Score the texts of up to B rows with at most T nodes; keyed by index."""
+    batch = _packed(texts, rows, B, T)
+    branches = (batch.position_BT, batch.end_BT) if any(row.branches for row in rows) else None
+
+    # The logits of all targets may exceed the memory, so the head computes them in chunks.
+    C = batch.at_BC.shape[1]
     positions = HEAD_POSITIONS.get(_platform(), ACCELERATOR_HEAD_POSITIONS)
     chunks = math.ceil(B * C / positions)
     compiled = _compiled(sampler_of(lm).model, math.ceil(C / chunks))
     with placed(lm, B):
-        log_p_BC, is_best_BC = jax.device_get(compiled(lm.params, tokens_BT, at_BC, targets_BC, branches))
-    return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in places.items()}
+        found = compiled(lm.params, batch.tokens_BT, batch.at_BC, batch.targets_BC, branches)
+        log_p_BC, is_best_BC = jax.device_get(found)
+    return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in batch.places.items()}
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.files import write_atomically
-from jaxgpt.study.inspection import DOT, visible
+from jaxgpt.study.page import DOT, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from functools import partial
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jinja2
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
@@ -31,8 +27,6 @@ from jaxgpt.train.loss import log_likelihood
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
 TOP = 5  # maximum number of most probable tokens shown at each position
-DOT = "\N{MIDDLE DOT}"
-SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
 ABLATION = 10**12  # maximum FLOPs of ablating each head in turn: about a minute on two cores
 
 
@@ -226,65 +220,6 @@ def _ablated(model: GPT, params: Any, tokens_1P: jax.Array, length: jax.Array, o
     return ablated_LN - clean
 
 
-def html(inspection: Inspection, title: str) -> str:
-    """Return an inspection as a self-contained HTML page.
-
-    `title` is the heading, such as the name of the model.
-    """
-    folder = files("jaxgpt.study")
-    template = folder.joinpath("page.html").read_text("utf-8")
-    style = folder.joinpath("page.css").read_text("utf-8")
-    script = folder.joinpath("page.js").read_text("utf-8")
-
-    # The template escapes all text of the model and the user.
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["visible"] = visible
-    return environment.from_string(template).render(
-        found=inspection,
-        title=title,
-        summary=_summary(inspection),
-        largest=inspection.norms.max() or 1.0,
-        data=_script_data(inspection),
-        policy=_policy(script),
-        style=style,
-        script=script,
-        DOT=DOT,
-    )
-
-
-def _policy(script: str) -> str:
-    """Return a content security policy that allows inline styles and this script, and nothing else."""
-    digest = hashlib.sha256(script.encode()).digest()
-    script_rule = f"script-src 'sha256-{base64.b64encode(digest).decode()}'"
-    return f"default-src 'none'; style-src 'unsafe-inline'; {script_rule}; base-uri 'none'; form-action 'none'"
-
-
-def _summary(inspection: Inspection) -> str:
-    """Describe the model and the text in one line."""
-    L, N, T, _ = inspection.attention.shape
-    source = f"{inspection.source}: " if inspection.source else ""
-    model = f"{plural(L, 'layer')} of {plural(N, 'head')}"
-    text = f"{plural(T, 'token')}: {inspection.prompt} of the prompt"
-    if inspection.prompt < T:
-        text += f", {T - inspection.prompt} generated greedily (underlined)"
-    return f"{source}{model}. {text}."
-
-
-def _script_data(inspection: Inspection) -> dict[str, Any]:
-    """Return the values for the script: the lower triangle of the attention maps, one byte per weight, and its labels."""
-    L, N, T, _ = inspection.attention.shape
-    row, column = np.tril_indices(T)
-    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
-    return {
-        "tokens": [visible(token, DOT) for token in inspection.tokens],
-        "layers": L,
-        "heads": N,
-        "weights": base64.b64encode(weights.tobytes()).decode(),
-    }
-
-
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
     """Return the text of a token, or the names of its bytes if they are not complete characters.
 
@@ -297,20 +232,3 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
         if both.startswith(before):
             text = both[len(before) :]
     return tokenizer.name(i) if UNFINISHED in text else text
-
-
-def visible(text: str, space: str = " ") -> str:
-    """Make line breaks, tabs and unprintable characters visible, and replace spaces with `space`.
-
-    Bidirectional control characters count as unprintable, because they could rearrange the page.
-    """
-    special = SPACES | {" ": space}
-    shown = []
-    for c in text:
-        if c in special:
-            shown.append(special[c])
-        elif c.isprintable():
-            shown.append(c)
-        else:
-            shown.append(c.encode("unicode_escape").decode())
-    return "".join(shown)

@@ -7,6 +7,7 @@ Letters in names: E experts, A active experts of a token.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,22 +41,26 @@ def routed(s: Subject) -> float:
     found_BTD = np.asarray(apply(weights, jnp.asarray(x_BTD)), np.float64)
 
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
-    logits_BTE = x_BTD @ w["router"]["kernel"]
-    score_BTE = _scores(c, logits_BTE)
+    score_BTE = _scores(c, x_BTD @ w["router"]["kernel"])
     preference_BTE = score_BTE + w["router"].get("bias", 0.0)
     share_BTE = np.where(_chosen(preference_BTE, c.experts_per_token), score_BTE, 0.0)
     if c.router_normalize:
         share_BTE = share_BTE / share_BTE.sum(-1, keepdims=True)
-    expected_BTD = np.zeros_like(found_BTD)
-    for expert in range(c.n_experts):
-        matrices = {name: w[name]["kernel"][expert] for name in ("up_proj", "gate_proj", "down_proj") if name in w}
-        share_BT1 = c.router_scale * share_BTE[..., expert : expert + 1]
-        expected_BTD += share_BT1 * _mlp(c, x_BTD, matrices)
-    if c.shared_experts:
-        expected_BTD += _mlp(c, x_BTD, {name: each["kernel"] for name, each in w["shared"].items()})
+    expected_BTD = _sum_of_experts(c, x_BTD, c.router_scale * share_BTE, w)
 
     certain_BT1 = _margin(preference_BTE, c.experts_per_token) > MARGIN
     return distance(np.where(certain_BT1, found_BTD, 0.0), np.where(certain_BT1, expected_BTD, 0.0))
+
+
+def _sum_of_experts(c: ModelConfig, x_BTD: np.ndarray, share_BTE: np.ndarray, w: Mapping[str, Any]) -> np.ndarray:
+    """Apply all experts and the shared experts with the weights `w` of an `MoE`, in NumPy."""
+    sum_BTD = np.zeros(x_BTD.shape, np.float64)
+    for expert in range(c.n_experts):
+        matrices = {name: w[name]["kernel"][expert] for name in ("up_proj", "gate_proj", "down_proj") if name in w}
+        sum_BTD += share_BTE[..., expert : expert + 1] * _mlp(c, x_BTD, matrices)
+    if c.shared_experts:
+        sum_BTD += _mlp(c, x_BTD, {name: each["kernel"] for name, each in w["shared"].items()})
+    return sum_BTD
 
 
 def losses(s: Subject) -> float:

@@ -33,13 +33,15 @@ SUMS = 1e-5  # tolerance for sums in a different order, in a forward pass
 GRADIENTS = 1e-4  # tolerance for forward and backward passes, including gradients that are zero in theory
 
 
+# A function from a subject to the difference of two results; it raises `NotApplicable` if the law does not apply.
+Measure = Callable[[Subject], float]
+
+
 class Law(NamedTuple):
     """An equivalence of two computations."""
 
     name: str  # name of the law, such as "cached = uncached"
-    measure: Callable[
-        [Subject], float
-    ]  # difference of the results, or exception `NotApplicable` if the law does not apply
+    measure: Measure
     tolerance: float  # the largest difference that passes
     tokens: int = 1  # minimum context length
     fix: str = ""  # advice for the user if the law fails
@@ -97,25 +99,31 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
         subject = Subject(lm._replace(params=dequantize(lm.params)), Path(directory))
         for law in laws:
             start = time.perf_counter()
-            difference, ok, note = _measure(law, subject)
-            yield LawResult(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
+            result = _measured(law, subject)
+            yield result._replace(seconds=time.perf_counter() - start)
 
 
-def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str]:
-    """Return the difference of a law, whether it holds, and the note of its `LawResult`."""
+def _measured(law: Law, subject: Subject) -> LawResult:
+    """Measure a law; the result has no time."""
+
+    def result(ok: bool | None, note: str, difference: float | None = None) -> LawResult:
+        return LawResult(law.name, difference, law.tolerance, ok, seconds=0.0, note=note)
+
     if subject.length < law.tokens:
-        return None, None, f"needs a context length of at least {law.tokens}, not {subject.length}"
+        return result(None, f"needs a context length of at least {law.tokens}, not {subject.length}")
     try:
         with jax.default_matmul_precision("highest"):
             difference = law.measure(subject)
     except NotApplicable as e:
-        return None, None, str(e)
+        return result(None, str(e))
     except Exception as e:
-        return None, False, f"{type(e).__name__}: {one_line(e, 300)}"
+        return result(False, f"{type(e).__name__}: {one_line(e, 300)}")
+
     if not math.isfinite(difference):
-        return None, False, law.fix or "non-finite values or different tokens"
-    ok = difference <= law.tolerance
-    return difference, ok, "" if ok else law.fix
+        return result(False, law.fix or "non-finite values or different tokens")
+    if difference > law.tolerance:
+        return result(False, law.fix, difference)
+    return result(True, "", difference)
 
 
 def fresh(config: Config, seed: int = 0) -> LM:

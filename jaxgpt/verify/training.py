@@ -69,8 +69,9 @@ def devices(s: Subject) -> float:
     usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     found = jax.devices()
-    with suppress(RuntimeError):  # error if JAX_PLATFORMS excludes the CPU
-        found = found if len(found) > 1 else jax.devices("cpu")
+    if len(found) < 2:
+        with suppress(RuntimeError):  # error if JAX_PLATFORMS excludes the CPU
+            found = jax.devices("cpu")
     if len(found) < 2:
         raise NotApplicable("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
     plain: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "grad_clip": 0.0}
@@ -155,7 +156,8 @@ def exported(s: Subject) -> float:
 
 def transformers(s: Subject) -> float:
     """Compare the logits with the logits that transformers computes from the exported model."""
-    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
         raise NotApplicable(f"{' and '.join(missing)} not installed")
     exported = s.exported
     import torch

@@ -10,9 +10,9 @@ from helpers import compiled
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig
-from jaxgpt.convert.models import import_model, open_model
+from jaxgpt.convert.models import import_model
 from jaxgpt.convert.open_model import open_model
-from jaxgpt.convert.peft import KEEPS_BASE, export_adapter, import_adapter, read_adapter, read_config, resolve_targets
+from jaxgpt.convert.peft import KEEPS_BASE, export_adapter, import_adapter, read_adapter, read_config
 from jaxgpt.convert.target_modules import resolve_targets
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters

@@ -28,7 +28,7 @@ from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.params import count_parameters
-from jaxgpt.study import inspection
+from jaxgpt.study import inspection, page
 from jaxgpt.study.inspection import Inspection, inspect, token_text
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
@@ -125,7 +125,7 @@ def test_texts_of_similar_lengths_share_a_program(lm: LM) -> None:
 
 
 def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspection) -> None:
-    text = inspection.html(found, ODD)
+    text = page.html(found, ODD)
     parsed = Parsed(text)
     data = json.loads(parsed.text["#data"])
     weights = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(2, 4, -1) / 255
@@ -144,7 +144,7 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
 
 
 def test_the_page_describes_the_text_and_shows_layers_in_one_direction(found: Inspection) -> None:
-    text = inspection.html(found._replace(source="runs/a, step 3"), "runs/a")
+    text = page.html(found._replace(source="runs/a, step 3"), "runs/a")
     T = len(found.ids)
     summary = f"2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated greedily (underlined)."
     assert f"runs/a, step 3: {summary}" in text
@@ -173,7 +173,7 @@ def test_the_command_prints_the_bytes_of_the_page(monkeypatch: pytest.MonkeyPatc
     run_folder(Path("run"), small("gpt2"))
     monkeypatch.setattr("jaxgpt.lm.load", lambda *_: None)
     monkeypatch.setattr(inspection, "inspect", lambda *_, **__: found)
-    monkeypatch.setattr(inspection, "html", lambda *_: "東" * 2000)
+    monkeypatch.setattr(page, "html", lambda *_: "東" * 2000)
     result = jaxgpt("inspect", "run", "--html", "a.html")
     assert result.out == "wrote a.html: 6 kB\n", result.err
 
@@ -233,10 +233,10 @@ def test_a_byte_that_is_a_character_is_text_after_an_incomplete_one() -> None:
 
 
 def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
-    assert "The model or the text is too large to compute the loss without each head." in inspection.html(
+    assert "The model or the text is too large to compute the loss without each head." in page.html(
         found._replace(without=None), "x"
     )
-    text = inspection.html(inspect(lm, ODD[0], max_new_tokens=0), "x")
+    text = page.html(inspect(lm, ODD[0], max_new_tokens=0), "x")
     assert "A text of one token has no loss." in text
     assert "too large" not in text
 
@@ -257,7 +257,7 @@ def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monk
 def test_the_page_works_in_a_browser(found: Inspection) -> None:
     """Pointing, clicks and keys work; nothing is logged or requested; the shades are the model's attention."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    Path("page.html").write_text(inspection.html(found, ODD), "utf-8")
+    Path("page.html").write_text(page.html(found, ODD), "utf-8")
     events: list[Any] = []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -272,7 +272,7 @@ def test_the_page_works_in_a_browser(found: Inspection) -> None:
         tab.keyboard.press("ArrowLeft")
         keys = found.attention[1, 2, 8]
         best = int(keys.argmax())
-        this, token = (inspection.visible(found.tokens[i], inspection.DOT) for i in (8, best))
+        this, token = (page.visible(found.tokens[i], page.DOT) for i in (8, best))
         attends = f'Layer 1, head 2: token 8, "{this}", attends to "{token}" ({best}) {round(100 * keys[best])}%'
         assert status.inner_text().startswith(attends)
         shade = tab.locator(".t").nth(best).evaluate("e => e.style.backgroundColor")
