@@ -71,7 +71,7 @@ class Config(Section):
     def _check_objective(self) -> Iterator[str]:
         """Yield the errors of settings that the objective does not support."""
         post = self.post
-        if self.lora.rank and post.reference and post.objective != "distill":
+        if self.lora.rank and post.reference and not post.is_distillation:
             yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
         if (post.is_preference or post.is_rollout) and self.data.documents != "flow":
             yield f"data.documents {self.data.documents} does not apply to post.objective {post.objective}: omit it"
@@ -100,7 +100,7 @@ class Config(Section):
                 f"train.steps_per_call {steps}, the steps of a rollout, must be a multiple of post.rollout_epochs "
                 f"{self.post.rollout_epochs}"
             )
-        if self.rollout_answers % self.post.group:
+        if self.rollout_answers % self.post.answers_per_prompt:
             yield (
                 f"a rollout of {self.rollout_answers} answers (train.batch_size x train.steps_per_call / post.rollout_epochs) "
                 f"must be a multiple of post.group {self.post.group}: change --train.batch-size or --post.group"
@@ -113,10 +113,11 @@ class Config(Section):
             yield "train.epochs does not apply to rollouts: use train.steps"
         if self.data.mix:
             yield "data.mix does not apply to rollouts: write all prompts to one path"
-        if train.scan_layers or self.model.dropout:
+        with_dropout = self.model.dropout > 0 and self.post.has_rewards
+        if train.scan_layers or with_dropout:
             name = "train.scan_layers" if train.scan_layers else "model.dropout"
             yield f"{name} does not apply to rollouts, which need the weights and log probabilities of training: turn it off"
-        if self.optim.spike_factor:
+        if self.optim.spike_factor and self.post.has_rewards:
             yield "optim.spike_factor does not apply to rollouts, because their loss may be negative: set it to 0"
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.eval_results import Loss, print_loss, print_reward
+from jaxgpt.cli.eval_results import Loss, print_divergence, print_loss, print_reward
 from jaxgpt.cli.options import Checkpoint, Count, Json, Weights, check_unused
 from jaxgpt.cli.output import note, progress
 from jaxgpt.config import Config, MeshConfig, PostConfig
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.data import Data, Split
     from jaxgpt.lm import LM
+    from jaxgpt.post.on_policy import DivergenceResult
     from jaxgpt.post.rollouts import RewardResult
     from jaxgpt.trainer.evaluation import Evaluation
 
@@ -48,7 +49,8 @@ def eval(
     Results of tasks are kept in tasks.json of the run, and printed by info and the model card.
 
     On preference pairs, a run with post.objective dpo or similar prints the loss of the objective,
-    and the fraction of pairs with a higher reward for the chosen answer.
+    and the fraction of pairs with a higher reward for the chosen answer. On prompts, a run of
+    on-policy-distill prints the divergence from its teacher on the answers of the run.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt
@@ -84,12 +86,16 @@ def eval(
     with progress("loading") as activity:
         lm, data = _open(run, checkpoint, options, reward, weights, activity)
         activity.stage("evaluating")
-        if lm.config.post.is_rollout:
+        if lm.config.post.has_rewards:
             rewards = _evaluate_reward(lm, data, reward, activity)
+        elif lm.config.post.is_rollout:
+            divergence = _evaluate_divergence(lm, Run(Path(run)), data, activity)
         else:
             loss = _evaluate(lm, Run(Path(run)), data.val, weights, activity)
-    if lm.config.post.is_rollout:
+    if lm.config.post.has_rewards:
         return print_reward(run, lm, data, rewards, json)
+    if lm.config.post.is_rollout:
+        return print_divergence(run, lm, data, divergence, json)
     about = {"model": lm.source, "text": f"{data.source} ({_split(data, path, lm.config)})"}
     return print_loss(run, about, loss, lm.config, data, json)
 
@@ -168,10 +174,9 @@ def _check_reward(run: str, config: Config, path: str, reward: tuple[str, ...], 
     """Raise `UserError` for an option that has no effect, because a reward is computed, or because none is."""
     if config.post.is_rollout:
         if weights != "float32":
-            raise UserError(
-                f"--weights {weights} has no effect on rewards, which need the weights of training: omit it"
-            )
-    elif reward:
+            what = "rewards" if config.post.has_rewards else "answers of a student"
+            raise UserError(f"--weights {weights} has no effect on {what}, which need the weights of training: omit it")
+    if reward and not config.post.has_rewards:
         what = path or f"{run}, a run with post.objective {config.post.objective}"
         raise UserError(f"--post.reward has no effect on {what}: omit it, or evaluate a run with rewards on prompts")
 
@@ -194,6 +199,21 @@ def _evaluate_reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progr
 
     evaluator = HeldOutReward(named_reward(lm.config.post, named, note))
     program = build_program(_on_this_machine(lm.config))
+    result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
+    assert result is not None  # None: interrupted, which cannot happen here
+    return result
+
+
+def _evaluate_divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
+    """Compute the divergence from the teacher of a run, on answers to prompts."""
+    from jaxgpt.post.on_policy import HeldOutDivergence
+    from jaxgpt.post.start import build_program, reference_source
+    from jaxgpt.trainer.evaluation import Watch
+
+    teacher = reference_source(lm.config, run)
+    assert teacher is not None
+    program = build_program(_on_this_machine(lm.config), teacher.config.model, frozen=teacher.read)
+    evaluator = HeldOutDivergence()
     result = evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity))
     assert result is not None  # None: interrupted, which cannot happen here
     return result

@@ -1,4 +1,4 @@
-"""Results of `jaxgpt eval`: the loss or the reward of a run, printed as lines or as a JSON object."""
+"""Results of `jaxgpt eval`: the loss, reward or divergence of a run, printed as lines or as a JSON object."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jaxgpt.errors import plural
 if TYPE_CHECKING:
     from jaxgpt.data import Data
     from jaxgpt.lm import LM
+    from jaxgpt.post.on_policy import DivergenceResult
     from jaxgpt.post.rollouts import RewardResult
     from jaxgpt.trainer.evaluation import Evaluation
 
@@ -85,6 +86,32 @@ def print_reward(run: str, lm: LM, data: Data, result: RewardResult, json: bool)
         "reward": f"{str(result).removeprefix('reward ')}, {' '.join(lm.config.post.reward)}",
         "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
+    }
+    return print_result(json, _finite(results), facts)
+
+
+def print_divergence(run: str, lm: LM, data: Data, result: DivergenceResult, json: bool) -> int:
+    """Print the divergence of a run from its teacher."""
+    post = lm.config.post
+    evaluation = result.evaluation
+    metrics = result.metrics
+    results = {
+        "run": run,
+        "model": lm.source,
+        "text": data.source,
+        "divergence": evaluation.loss,
+        "stderr": evaluation.stderr,
+        "kl": metrics["val_kl"],
+        "entropy": metrics["val_entropy"],
+        "prompts": evaluation.windows,
+        "answer_tokens": metrics["val_answer_tokens"],
+    }
+    facts = {
+        "model": lm.source,
+        "prompts": data.source,
+        "divergence": f"{evaluation} nats per token, {post.divergence} divergence from {post.reference}",
+        "KL": f"{metrics['val_kl']:.4f} nats per token, from the student to the teacher",
+        "answers": f"{metrics['val_answer_tokens']:.1f} tokens on average, sampled at temperature 1",
     }
     return print_result(json, _finite(results), facts)
 

@@ -163,7 +163,7 @@ def _run_facts(run: RunState, config: Config, trainable: int) -> dict[str, Any]:
         facts["weights"] = f"started from {origin(config)}"
     facts["data"] = run.data
     facts["trained"] = _trained(run)
-    facts["checkpoints"] = _checkpoint_lines(run, config.post.is_rollout) or "none yet"
+    facts["checkpoints"] = _checkpoint_lines(run, config.post.has_rewards) or "none yet"
     facts["tasks"] = [_task_line(each) for each in run.tasks]
     facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run.starts]
     return facts

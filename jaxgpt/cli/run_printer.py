@@ -258,8 +258,8 @@ class RunPrinter(Listener):
         if config.post.is_preference:
             rows = f"{train.batch_size:,} pairs x 2 x {config.window:,} tokens"
             baseline = self._describe_objective(config)
-        elif config.post.objective == "distill":
-            baseline = f"objective: distill, {config.post.divergence} divergence from {config.post.reference}"
+        elif config.post.is_distillation:
+            baseline = _distillation(config)
         else:
             V = config.model.vocab_size
             baseline = f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
@@ -304,14 +304,18 @@ class RunPrinter(Listener):
         return text
 
     def _describe_rollouts(self, config: Config) -> list[str]:
-        """Return lines about the rollouts and the objective of a run with rewards."""
+        """Return lines about the rollouts and the objective of a run with rewards or a teacher."""
         post = config.post
         train = config.train
-        kl = f", kl {post.kl:g} ({post.kl_estimator})" if post.kl else ""
+        objective = _distillation(config)
+        if post.has_rewards:
+            kl = f", kl {post.kl:g} ({post.kl_estimator})" if post.kl else ""
+            objective = f"objective: {post.objective}, reward {' '.join(post.reward)}{kl}"
         return [
             f"{train.steps:,} steps of {train.batch_size:,} answers; {plural(train.steps_per_call, 'step')} per rollout of "
-            f"{config.rollout_answers:,} answers, {post.group} to each prompt, {plural(post.rollout_epochs, 'epoch')}",
-            f"objective: {post.objective}, reward {' '.join(post.reward)}{kl}",
+            f"{config.rollout_answers:,} answers, {post.answers_per_prompt} to each prompt, "
+            f"{plural(post.rollout_epochs, 'epoch')}",
+            objective,
         ]
 
     def _describe_devices(self) -> str:
@@ -394,3 +398,10 @@ def sample_command(run: Path, prompt: str) -> str:
     elif prompt.strip():
         words += ["--prompt", prompt]
     return shlex.join(words)
+
+
+def _distillation(config: Config) -> str:
+    """Return a line about the objective of a distillation."""
+    post = config.post
+    beta = f" (beta {post.jsd_beta:g})" if post.divergence == "jsd" else ""
+    return f"objective: {post.objective}, {post.divergence} divergence{beta} from {post.reference}"

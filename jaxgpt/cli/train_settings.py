@@ -10,6 +10,7 @@ from jaxgpt.cli.settings import origin, with_settings
 from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, inherited_note, positions_in, unset_of_chats, with_weights
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.errors import UserError
+from jaxgpt.post_settings import DISTILLATION
 from jaxgpt.presets import PRESETS
 
 
@@ -88,7 +89,8 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
     objective = settings.get("post.objective", base.post.objective)
-    if objective not in ("next-token", "distill"):
+    is_distillation = objective in DISTILLATION
+    if objective != "next-token" and not is_distillation:
         raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
 
     # The prompt of a preset belongs to its text: with a different text, use the default prompt.
@@ -97,7 +99,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
     if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
         settings = {"train.prompt": TrainConfig.prompt, **settings}
     teacher = settings.get("post.reference", base.post.reference)
-    if objective == "distill" and teacher:
+    if is_distillation and teacher:
         return distilled(base, teacher, settings)
     return with_settings(base, settings)
 
@@ -111,7 +113,7 @@ def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config
     path, _ = parse_checkpoint(teacher)
     run = open_run(path)
     if "data.tokenizer" in settings:
-        raise UserError("post.objective distill uses the tokenizer of the teacher: omit data.tokenizer")
+        raise UserError("distillation uses the tokenizer of the teacher: omit data.tokenizer")
     tokenizer = str((path / "tokenizer.json").absolute())
     inherited = {"data.tokenizer": tokenizer, "model.vocab_size": run.config().model.vocab_size}
     config = with_settings(base, {**inherited, **settings})

@@ -264,16 +264,18 @@ def _tasks(run: Path, info: Info) -> str:
 
 def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
     """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
-    name = "val_reward" if config.post.is_rollout else "val_loss"
+    name = "val_reward" if config.post.has_rewards else "val_loss"
     evaluated = [line for line in metrics if name in line and line["step"] == info.step]
     if not evaluated:
         return ""
     found = evaluated[-1]
     split = "held-out" if _held_out(info, config) else "training"
-    if config.post.is_rollout:
+    if config.post.has_rewards:
         reward = " ".join(map(shown_reward, config.post.reward))
         text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
-    elif config.post.objective == "distill":
+    elif config.post.is_rollout:
+        text = f"On its answers to {split} prompts, the divergence from the teacher is {found['val_loss']:.4f} nats per token."
+    elif config.post.is_distillation:
         loss = found["val_cross_entropy"]
         text = f"On {split} text, the divergence from the teacher is {found['val_loss']:.4f}, and the loss {loss:.4f} nats."
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxgpt.train.loss import (
     RowSums,
     chunked,
     cross_entropy,
+    has_only_answers,
+    of_answers,
     penalty_of,
     side_metrics,
     side_sums,
@@ -23,16 +25,24 @@ from jaxgpt.train.loss import (
 )
 
 
-def divergence(log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "reverse"]) -> jax.Array:
+def kl_divergence(log_a: jax.Array, log_b: jax.Array) -> jax.Array:
+    """Compute `KL(a || b) = sum_v a_v (log a_v - log b_v)` over the last axis, in nats."""
+    return (jnp.exp(log_a) * (log_a - log_b)).sum(-1)
+
+
+def divergence(log_p: jax.Array, log_q: jax.Array, kind: str, beta: float = 0.5) -> jax.Array:
     """Compute the divergence between a student p and a teacher q over the last axis, in nats.
 
-    forward: `KL(q || p) = sum_v q_v (log q_v - log p_v)` (Hinton et al. 2015), with the gradient of the
-    cross entropy with the targets q; reverse: `KL(p || q)` (Gu et al. 2024), where tokens that only the teacher finds probable
-    count little.
+    forward: `KL(q || p)` (Hinton et al. 2015), with the gradient of the cross entropy with the targets q; reverse: `KL(p || q)`
+    (Gu et al. 2024), where tokens that only the teacher finds probable count little; jsd: the generalized Jensen-Shannon
+    divergence `beta KL(q || m) + (1 - beta) KL(p || m)`, with the mixture `m = beta q + (1 - beta) p` (Agarwal et al. 2024).
     """
     if kind == "forward":
-        return (jnp.exp(log_q) * (log_q - log_p)).sum(-1)
-    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+        return kl_divergence(log_q, log_p)
+    if kind == "reverse":
+        return kl_divergence(log_p, log_q)
+    log_m = jnp.logaddexp(jnp.log(beta) + log_q, jnp.log1p(-beta) + log_p)
+    return beta * kl_divergence(log_q, log_m) + (1 - beta) * kl_divergence(log_p, log_m)
 
 
 def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -60,15 +70,17 @@ def distillation_objective(
     """Make the objective of distillation: the divergence at each position with a target, for batches of windows.
 
     The argument `frozen` of the objective holds the weights of the teacher. The metric `cross_entropy` is the loss of language
-    models, in nats per token.
+    models, and `kl` is `KL(student || teacher)` over all tokens, regardless of the divergence; both in nats per token.
 
     Args:
         apply_fn: `apply` of the student.
         teacher_fn: `apply` of the teacher, a model with the same vocabulary.
-        settings: `divergence`, and `top_k` to compare only the teacher's most probable tokens.
+        settings: `divergence`, `jsd_beta`, and `top_k` to compare only the teacher's most probable tokens. In rollouts, the
+            targets of a row are at most `max_new_tokens` consecutive positions, and only these have logits.
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
         penalties: the student's penalties, as in `train.loss.next_token_loss`.
     """
+    longest = settings.max_new_tokens if settings.is_rollout else 0
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None, frozen: Any) -> RowSums:
         inputs_BT, targets_BT, positions = split_windows(windows)
@@ -82,14 +94,26 @@ def distillation_objective(
             logits_BTV = student(x_BTD[..., :D], method="head")
             log_p_BTV = jax.nn.log_softmax(logits_BTV)
             log_q_BTV = jax.nn.log_softmax(teacher(x_BTD[..., D:], method="head"))
+            kl_BT = kl_divergence(jax.lax.stop_gradient(log_p_BTV), log_q_BTV)
             if settings.top_k:
                 log_p_BTV, log_q_BTV = top_and_rest(log_p_BTV, log_q_BTV, settings.top_k)
-            loss_BT = jnp.where(targets_BT >= 0, divergence(log_p_BTV, log_q_BTV, settings.divergence), 0.0)
-            return {"loss": loss_BT, "cross_entropy": cross_entropy(logits_BTV, targets_BT)}
+            loss_BT = divergence(log_p_BTV, log_q_BTV, settings.divergence, settings.jsd_beta)
+            is_target_BT = targets_BT >= 0
+            return {
+                "loss": jnp.where(is_target_BT, loss_BT, 0.0),
+                "kl": jnp.where(is_target_BT, kl_BT, 0.0),
+                "cross_entropy": cross_entropy(logits_BTV, targets_BT),
+            }
+
+        def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> Any:
+            return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
 
         # Chunks of both models' states together: one pass over the positions.
         x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
-        found = chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
+        if has_only_answers(longest, targets_BT.shape[1]):
+            found = of_answers(all_losses, x_BTD, targets_BT, longest)
+        else:
+            found = all_losses(x_BTD, targets_BT)
         sums = {name: x_BT.sum(-1) for name, x_BT in found.items()}
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         loss_B = sums.pop("loss")

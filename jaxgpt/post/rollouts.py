@@ -1,4 +1,4 @@
-"""Rollouts: answers sampled with the weights of the state, rewarded, as batches of a policy gradient.
+"""Rollouts: answers sampled with the weights of the state, as batches of a policy gradient or of a distillation.
 
 A rollout is a function of (seed, step, state): a resumed run needs no other state.
 """
@@ -52,13 +52,13 @@ TOLERANCE = 1e-3  # maximum difference in float32, in nats: rounding is below 1e
 class Rollouts:
     """A feed of rollouts: every call of the step takes `train.steps_per_call` batches, from one rollout.
 
-    With E = `post.rollout_epochs`, a rollout has `batch_size * steps_per_call / E` answers, `post.group` to each prompt. Each
-    epoch uses every answer once, in a different order.
+    With E = `post.rollout_epochs`, a rollout has `batch_size * steps_per_call / E` answers, `post.answers_per_prompt` to
+    each prompt. Each epoch uses every answer once, in a different order. Without a reward, answers have no advantage.
     """
 
     reads_state = True
 
-    def __init__(self, program: Program, data: Data, last: Info | None, *, reward: Reward) -> None:
+    def __init__(self, program: Program, data: Data, last: Info | None, *, reward: Reward | None = None) -> None:
         assert isinstance(data.train, PromptSplit)
         self.program = program
         self.tokenizer = data.tokenizer
@@ -94,9 +94,11 @@ class Rollouts:
         """Sample the answers of a rollout, and reward them."""
         config = self.program.config
         post = config.post
-        prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.group)]
+        prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.answers_per_prompt)]
         key = named_key(config.train.seed, "rollout", index)
         answers = sample(local_model(self.program, state.params, self.tokenizer), prompts, key)
+        if self.reward is None:
+            return rollout_batch(config, prompts, answers, None, {})
 
         rewards = reward_answers(self.reward, config, prompts, answers)
         reward_PG = rewards["reward"].reshape(-1, post.group)
@@ -113,7 +115,7 @@ class Rollouts:
         of training, so that the first ratio is 1.
         """
         config = self.program.config
-        rows = config.post.group if config.train.compute_dtype == "float32" else self.rows
+        rows = checked_answers(config)
         windows_BT3 = rollout["windows"]
         weights = self.program.weights(state.params)
         trained_BT = np.array(self.program.call(self._log_p, weights, {"windows": windows_BT3[:rows]}))
@@ -133,7 +135,7 @@ class Rollouts:
 
     def prompts_of(self, index: int) -> list[Prompt]:
         """Return the prompts of a rollout; each epoch of the data uses each prompt once, in a different order."""
-        P = self.rows // self.program.config.post.group
+        P = self.rows // self.program.config.post.answers_per_prompt
         n = len(self.prompts)
         epochs, positions = np.divmod(np.arange(index * P, (index + 1) * P), n)
         chosen = []
@@ -143,8 +145,18 @@ class Rollouts:
         return chosen
 
 
+def checked_answers(config: Config) -> int:
+    """Return the number of answers of a rollout whose log probabilities are computed as in training."""
+    post = config.post
+    if post.has_rewards and config.train.compute_dtype != "float32":
+        return config.rollout_answers
+    return min(post.group, config.rollout_answers)
+
+
 def no_rollout(config: Config) -> dict[str, Any]:
-    """Return a batch without rows of `policy_objective`."""
+    """Return a batch without rows of the objective of a rollout."""
+    if not config.post.has_rewards:
+        return rollout_batch(config, [], [], None, {})
     none = np.zeros(0, np.float32)
     names = [*metrics_of(config.post.reward_weights), "equal_rewards"]
     if config.post.overlong_tokens:
@@ -156,10 +168,13 @@ def rollout_batch(
     config: Config,
     prompts: Sequence[Prompt],
     answers: Sequence[Generation],
-    advantage_B: np.ndarray,
+    advantage_B: np.ndarray | None,
     metrics: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed."""
+    """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed.
+
+    Without advantages, it is a batch of `on_policy_objective`.
+    """
     B = len(prompts)
     T = config.window
     windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
@@ -177,11 +192,12 @@ def rollout_batch(
     batch: dict[str, Any] = {
         "windows": windows_BT3,
         "log_p": log_p_BT,
-        "advantage": advantage_B.astype(np.float32),
         "metrics": {name: value_B.astype(np.float32) for name, value_B in metrics.items()}
         | {"truncated": is_truncated_B, DIFFERENCE: np.zeros(B, np.float32)},
         "weight": np.zeros(B, np.float32),
     }
+    if advantage_B is not None:
+        batch["advantage"] = advantage_B.astype(np.float32)
     if config.post.mask_truncated:
         batch["counted"] = 1 - is_truncated_B
     if config.post.kl:
@@ -348,10 +364,47 @@ class RewardResult(NamedTuple):
         """Lower is better."""
         return -self.reward
 
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The lines of samples.jsonl, without the step."""
+        lines = []
+        for row, (prompt, answer) in enumerate(zip(self.prompts, self.answers, strict=True)):
+            line = {"prompt": prompt, "answer": answer, "reward": float(self.rewards[row])}
+            lines.append(line | {name: float(value_B[row]) for name, value_B in self.parts.items()})
+        return lines
+
     def __str__(self) -> str:
         """Format the mean reward and its standard error, as `reward 0.8125 +- 0.0701 (32 prompts)`."""
         error = f" +- {self.stderr:.4f}" if np.isfinite(self.stderr) else ""
         return f"reward {self.reward:.4f}{error} ({len(self.rewards)} prompts)"
+
+
+def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
+    """Return the prompts of an evaluation: the validation split; before the last one, up to `train.eval_windows` (0: all)."""
+    assert watch.data is not None, "the data of the run"
+    assert isinstance(watch.data.val, PromptSplit)
+    prompts = watch.data.val.prompts
+    if not watch.final and config.train.eval_windows:
+        return prompts[: config.train.eval_windows]
+    return prompts
+
+
+def answers_to(
+    prompts: Sequence[Prompt], program: Program, params: Any, watch: Watch, key: jax.Array | None
+) -> list[Generation] | None:
+    """Answer prompts in batches of `train.eval_batch_size` (0: of a rollout); `key` as for `sample`; None: interrupted."""
+    config = program.config
+    assert watch.data is not None, "the data of the run"
+    size = config.train.eval_batch_size or config.rollout_answers
+    lm = local_model(program, params, watch.data.tokenizer)
+    answers: list[Generation] = []
+    for first in range(0, len(prompts), size):
+        if watch.interrupted():
+            return None
+        of_batch = None if key is None else jax.random.fold_in(key, first)
+        answers += sample(lm, prompts[first : first + size], of_batch)
+        watch.progress(len(answers), len(prompts))
+    return answers
 
 
 @dataclass(frozen=True)
@@ -367,20 +420,10 @@ class HeldOutReward:
     def __call__(self, program: Program, params: Any, watch: Watch) -> RewardResult | None:
         """Answer the prompts in batches of `train.eval_batch_size` (0: of a rollout)."""
         config = program.config
-        assert watch.data is not None, "the data of the run"
-        assert isinstance(watch.data.val, PromptSplit)
-        prompts = watch.data.val.prompts
-        if not watch.final and config.train.eval_windows:
-            prompts = prompts[: config.train.eval_windows]
-        size = config.train.eval_batch_size or config.rollout_answers
-        lm = local_model(program, params, watch.data.tokenizer)
-        answers: list[Generation] = []
-        for first in range(0, len(prompts), size):
-            if watch.interrupted():
-                return None
-            answers += sample(lm, prompts[first : first + size], None)
-            watch.progress(len(answers), len(prompts))
-        del lm
+        prompts = held_out_prompts(config, watch)
+        answers = answers_to(prompts, program, params, watch, key=None)
+        if answers is None:
+            return None
         parts = reward_answers(self.reward, config, prompts, answers)
         rewards = parts.pop("reward")
         n = len(rewards)
@@ -392,7 +435,10 @@ class HeldOutReward:
 
 
 class SampleFile(Listener):
-    """Writes the answers of each evaluation, with their rewards, to samples.jsonl in the run directory."""
+    """Writes the answers of each evaluation, with their rewards or divergences, to samples.jsonl in the run directory.
+
+    They are the attribute `samples` of a result.
+    """
 
     path: Path
 
@@ -409,11 +455,11 @@ class SampleFile(Listener):
         write_atomically(self.path, kept)
 
     def evaluated(self, step: int, result: Result) -> None:
-        if not is_leader() or not isinstance(result, RewardResult):
+        samples = getattr(result, "samples", None)
+        if samples is None or not is_leader():
             return
         with self.path.open("a") as file:
-            for row, (prompt, answer) in enumerate(zip(result.prompts, result.answers, strict=True)):
-                line = {"step": step, "prompt": prompt, "answer": answer, "reward": float(result.rewards[row])}
-                line |= {name: float(value_B[row]) for name, value_B in result.parts.items()}
+            for sample in samples:
+                line = {"step": step, **sample}
                 # Messages from Parquet files may have other values, such as times.
                 file.write(json.dumps(line, default=repr) + "\n")

@@ -23,6 +23,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.distill import distillation_objective
+from jaxgpt.post.on_policy import HeldOutDivergence, on_policy_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
@@ -64,10 +65,11 @@ class ObjectiveOf:
     def __call__(self, model: GPT) -> Objective:
         """Make the objective."""
         penalties = None if self.penalties is None else dict(self.penalties)
-        if self.post.objective == "distill":
+        if self.post.is_distillation:
             assert self.teacher is not None
             teacher = type(model)(self.teacher, model.ops)
-            return distillation_objective(model.apply, teacher.apply, self.post, self.chunk, penalties)
+            objective = distillation_objective(model.apply, teacher.apply, self.post, self.chunk, penalties)
+            return on_policy_objective(objective) if self.post.is_rollout else objective
         make = policy_objective if self.post.is_rollout else preference_objective
         return make(model.apply, self.post, self.chunk, penalties=penalties)
 
@@ -122,7 +124,7 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
 
 def _check_reference(config: Config, model: ModelConfig) -> None:
     """Raise `UserError` if a reference computes a different function; a teacher only needs the context of the run."""
-    if config.post.objective == "distill":
+    if config.post.is_distillation:
         if config.window > model.block_size:
             raise UserError(
                 f"{config.window_setting} exceeds the context of the teacher, {model.block_size} tokens: lower --data.window"
@@ -157,7 +159,7 @@ def frozen_of(config: Config, run: Run | None = None) -> Any:
     Raises:
         UserError: if the reference of the run is missing.
     """
-    is_base = bool(config.lora.rank) and config.post.objective != "distill"
+    is_base = bool(config.lora.rank) and not config.post.is_distillation
     if is_base or not config.post.has_reference:
         return ()
     path = config.post.reference or config.init_from
@@ -191,15 +193,17 @@ def parts_of(
         UserError: if the reward or the reference cannot be opened.
     """
     parts: dict[str, Any] = {"build": build_program, "frozen": frozen_of(config, run)}
-    if config.post.objective == "distill":
+    if config.post.is_distillation:
         teacher = open_source(*parse_checkpoint(parts["frozen"]))
         parts = {"build": partial(build_program, teacher=teacher.config.model), "frozen": teacher}
     if is_once(config):
         once = ReferenceOnce(build_program, progress)
         parts |= {"build": once.build, "feed": once, "evaluators": (ReferencedLoss(once),)}
-    if config.post.is_rollout:
+    if config.post.has_rewards:
         reward = named_reward(config.post, named, note)
         parts |= {"feed": partial(Rollouts, reward=reward), "evaluators": (HeldOutReward(reward),)}
+    elif config.post.is_rollout:
+        parts |= {"feed": Rollouts, "evaluators": (HeldOutDivergence(),)}
     return parts
 
 

@@ -240,7 +240,7 @@ class Forward:
             inputs_BT, targets_BT, positions = _in_order(self.order, inputs_BT, targets_BT, positions)
 
         call = partial(self.apply_fn, {"params": params})
-        is_part = 0 < self.longest < inputs_BT.shape[1] and shards("length") == 1
+        is_part = has_only_answers(self.longest, inputs_BT.shape[1])
         if not self.chunk and not self.with_sides and not is_part:
             return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
 
@@ -268,12 +268,17 @@ def _in_order(
     return permuted
 
 
-def of_answers(
-    function: Callable[[jax.Array, jax.Array], jax.Array], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
-) -> jax.Array:
-    """Compute `function(x_BTD, targets_BT)`, `[B, T]`, only at the A = `longest` positions that begin at the first target.
+def has_only_answers(longest: int, T: int) -> bool:
+    """Return whether logits are computed only at answers of up to `longest` tokens (0: unknown), in windows of T tokens."""
+    return 0 < longest < T and shards("length") == 1
 
-    The result is 0 at all other positions.
+
+def of_answers(
+    function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
+) -> Any:
+    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions that begin at the first target.
+
+    A is `longest`. The results are 0 at all other positions.
     """
     T = targets_BT.shape[1]
     first_B = jnp.minimum(jnp.argmax(targets_BT >= 0, -1), T - longest)
@@ -285,8 +290,12 @@ def of_answers(
     # Back to the positions of the row.
     index_BT = jnp.arange(T)[None] - first_B[:, None]
     is_inside_BT = (index_BT >= 0) & (index_BT < longest)
-    spread_BT = jnp.take_along_axis(found_BA, jnp.clip(index_BT, 0, longest - 1), 1)
-    return jnp.where(is_inside_BT, spread_BT, 0.0)
+
+    def spread(x_BA: jax.Array) -> jax.Array:
+        x_BT = jnp.take_along_axis(x_BA, jnp.clip(index_BT, 0, longest - 1), 1)
+        return jnp.where(is_inside_BT, x_BT, 0.0)
+
+    return jax.tree.map(spread, found_BA)
 
 
 def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:

@@ -50,7 +50,7 @@ def name_of(value: Any) -> str:
 
 def ranking_of(evaluator: Any, config: Config) -> str:
     """Return the name of a first evaluator that is given in Python, or "" if the settings determine the ranking."""
-    of_settings = "reward" if config.post.is_rollout else "loss"
+    of_settings = "reward" if config.post.has_rewards else "loss"
     ranks_by = getattr(evaluator, "ranks_by", "")
     if ranks_by == of_settings:
         return ""

@@ -80,7 +80,7 @@ def model(n_layer: int, n_embd: int) -> tuple[GPT, Any]:
 
 
 def objective_of(student: GPT, teacher: GPT, chunk: int = 0, **settings: Any) -> Any:
-    post = PostConfig(objective="distill", reference="teacher", **settings)
+    post = PostConfig(**{"objective": "distill", "reference": "teacher", **settings})
     return distillation_objective(student.apply, teacher.apply, post, chunk)
 
 
