@@ -247,9 +247,10 @@ def without_end(config: Config) -> str:
         raise UserError(
             f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with one"
         )
+    other = "a reward that reads only the beginning, or " if post.has_rewards else ""
     return (
-        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use a reward that "
-        f"reads only the beginning, or a model with an end-of-text token"
+        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use {other}a model "
+        f"with an end-of-text token"
     )
 
 

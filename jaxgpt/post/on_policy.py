@@ -23,13 +23,13 @@ from jaxgpt.trainer.program import Program
 def on_policy_objective(distillation: Objective) -> Objective:
     """Make the objective of rollouts from the objective of windows: the mean divergence over all tokens of the answers.
 
-    The draws of the answers are constants: the gradient is that of the divergence at the drawn positions.
+    The drawn tokens are constants in the gradient.
 
     A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; `weight` float32
     `[B]`, rows per token of the batch; and `metrics`, a dict of numbers of each answer, float32 `[B]`.
 
-    The metrics are those of the given objective, with `entropy` for `cross_entropy`: the mean `-log p` of tokens that the
-    student draws estimates its entropy. `answer_tokens` and the `metrics` of the batch are means over answers.
+    The metrics of the given objective are means over tokens; `cross_entropy` becomes `entropy`, because the mean `-log p` of
+    tokens that the student draws estimates its entropy. `answer_tokens` and the `metrics` of the batch are means over answers.
 
     Args:
         distillation: objective of windows, from `distillation_objective`.

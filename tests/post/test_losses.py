@@ -90,7 +90,7 @@ def test_a_program_needs_the_objective_of_its_settings() -> None:
         ({"objective": "simpo", "reference": "x"}, "post.reference has no effect on post.objective simpo"),
         (
             {"objective": "dop"},
-            "post.objective must be one of next-token, distill, dpo, robust, ipo, simpo, orpo, grpo, ",
+            "post.objective must be one of next-token, distill, on-policy-distill, dpo, robust, ipo, ",
         ),
     ],
 )

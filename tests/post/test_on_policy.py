@@ -45,7 +45,8 @@ def rollout() -> dict[str, Any]:
     return {"windows": windows_BT3, "weight": weight_B, "metrics": {"truncated": np.array([1, 0, -1], np.float32)}}
 
 
-def test_gradients_of_fixed_draws_equal_a_hand_written_objective() -> None:
+@pytest.mark.parametrize("chunk", [0, pytest.param(2, marks=pytest.mark.ci)])
+def test_gradients_of_fixed_draws_equal_a_hand_written_objective(chunk: int) -> None:
     student, params = model(1, 8)
     teacher, frozen = model(2, 12)
 
@@ -62,7 +63,7 @@ def test_gradients_of_fixed_draws_equal_a_hand_written_objective() -> None:
         return kl / TOKENS, surprise / TOKENS
 
     settings = {"objective": "on-policy-distill", "divergence": "reverse", "max_new_tokens": 3}
-    objective = on_policy_objective(objective_of(student, teacher, **settings))
+    objective = on_policy_objective(objective_of(student, teacher, chunk, **settings))
 
     def by_objective(params: Any) -> tuple[jax.Array, Any]:
         sums = objective(params, rollout(), None, frozen)
@@ -96,6 +97,24 @@ def test_the_scaled_jensen_shannon_divergence_tends_to_the_kl_divergences() -> N
     near_1 = divergence(p, q, "jsd", 1 - 1e-3) / 1e-3
     np.testing.assert_allclose(near_0, kl_divergence(q, p), rtol=0.02)
     np.testing.assert_allclose(near_1, kl_divergence(p, q), rtol=0.02)
+
+
+# `GKDTrainer.generalized_jsd_loss` of TRL 1.16, for the logits of the test.
+TRL = {
+    ("forward", 0.0): 1.5881575,
+    ("jsd", 0.3): 0.2714924,
+    ("jsd", 0.5): 0.3231185,
+    ("jsd", 0.8): 0.2361903,
+    ("reverse", 1.0): 2.4358363,
+}
+
+
+@pytest.mark.parametrize(("kind", "beta"), TRL)
+def test_the_mean_divergence_equals_the_loss_of_trl(kind: str, beta: float) -> None:
+    rng = np.random.default_rng(0)
+    student, teacher = (rng.normal(0, 2, (2, 3, 7)).astype(np.float32) for _ in range(2))
+    found = divergence(log_p(student), log_p(teacher), kind, beta).mean()
+    assert float(found) == pytest.approx(TRL[kind, beta], rel=1e-5)
 
 
 # Runs.
@@ -139,12 +158,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture(autouse=True)
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the home, for tests of runs."""
+@pytest.fixture
+def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the home."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    if request.node.get_closest_marker("ci"):
-        shutil.copytree(request.getfixturevalue("home"), tmp_path, dirs_exist_ok=True)
 
 
 def lines(run: str, name: str) -> list[dict[str, Any]]:
@@ -165,7 +183,7 @@ def divergence_by_hand(student: LM, teacher: LM, prompt: str, answer: str) -> fl
 
 
 @pytest.mark.ci
-def test_a_student_learns_on_its_own_answers() -> None:
+def test_a_student_learns_on_its_own_answers(folder: None) -> None:
     printed = Path("printed.txt").read_text()
     assert "objective: on-policy-distill, reverse divergence from " in printed
     assert "1 to each prompt, 2 epochs" in printed
@@ -187,7 +205,7 @@ def test_a_student_learns_on_its_own_answers() -> None:
 
 
 @pytest.mark.ci
-def test_the_divergence_of_an_evaluation_equals_its_definition() -> None:
+def test_the_divergence_of_an_evaluation_equals_its_definition(folder: None) -> None:
     written = [sample for sample in samples("run") if sample["step"] == 40]
     student = load("run", "last")
     teacher = load("teacher")
@@ -208,7 +226,7 @@ def test_the_divergence_of_an_evaluation_equals_its_definition() -> None:
 
 
 @pytest.mark.ci
-def test_a_stopped_run_resumes_in_equal_bits() -> None:
+def test_a_stopped_run_resumes_in_equal_bits(folder: None) -> None:
     assert jaxgpt(*START, "--train.steps", "20", "--out", "cut").code == 0
     assert jaxgpt("train", "--resume", "--out", "cut", "--train.steps", "40").code == 0
     weights = [load(run, "last").params for run in ("run", "cut")]
@@ -217,7 +235,7 @@ def test_a_stopped_run_resumes_in_equal_bits() -> None:
 
 
 @pytest.mark.ci
-def test_adapters_learn_on_their_answers() -> None:
+def test_adapters_learn_on_their_answers(folder: None) -> None:
     lora = flags(lora__rank=4, lora__targets="all-linear")
     result = jaxgpt(*START, *lora, "--post.top-k", "5", "--out", "adapted")
     assert result.code == 0, result.err
@@ -237,7 +255,7 @@ WRONG = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_settings(name: str) -> None:
+def test_wrong_settings(name: str, folder: None) -> None:
     given, said = WRONG[name]
     Path("text.txt").write_text("abc" * 100)
     result = jaxgpt(*START, *given, "--out", "new")
