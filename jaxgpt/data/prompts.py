@@ -249,8 +249,8 @@ def without_end(config: Config) -> str:
         )
     other = "a reward that reads only the beginning, or " if post.has_rewards else ""
     return (
-        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use {other}a model "
-        f"with an end-of-text token"
+        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use {other}"
+        "a model with an end-of-text token"
     )
 
 
