@@ -40,7 +40,7 @@ SIZES = {1: 8, 5: 4}
 
 
 def name_layers(trace: Path, xplane: Path) -> None:
-    """Put the layers before the names of instructions in a trace for Perfetto, and their paths into its arguments."""
+    """Prefix the names of instructions in a trace for Perfetto with their layers, and add their source paths."""
     paths = instruction_paths(xplane.read_bytes())
     content = json.loads(gzip.decompress(trace.read_bytes()))
     for event in content["traceEvents"]:

@@ -100,14 +100,14 @@ class Profile(Listener):
             return
 
         file = newest(self._directory)
-        with suppress(Exception):  # otherwise, the trace has the names of instructions only
+        with suppress(Exception):  # after an error, the trace has no names of layers
             [xplane] = file.parent.glob("*.xplane.pb")
             name_layers(file, xplane)
         steps = plural(trace.complete_steps, "step")
         self._note(f"wrote a trace of {steps}: xprof {self._directory}, or {file}")
 
     def _end_early(self) -> None:
-        """Keep what was traced if the run ends before."""
+        """Keep the steps traced so far, if the run ends before the trace is complete."""
         if self._is_done:
             return
         if self._trace is not None:

@@ -39,7 +39,7 @@ class TokenBuffer(NamedTuple):
         return self.ids_BS.shape[1] - self.length
 
     def matches(self, n: int) -> jax.Array:
-        """Mark the slots at which the last n tokens also begin earlier, with a token after them: bool `[B, S]`.
+        """Mark the slots where an earlier occurrence of the last n tokens begins, if a token follows it: bool `[B, S]`.
 
         A loop compares one token per iteration, and ends early if no slot matches. It is not unrolled, so the size of the
         program does not depend on n.

@@ -70,7 +70,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
-    # Sort the bits: they have the same order, and integers are sorted faster. Ranks R ascend.
+    # Sort the bits as integers, which is faster: nonnegative floats have the same order as their bits. Ranks R ascend.
     bits_BR = jnp.sort(jax.lax.bitcast_convert_type(probability_BV, jnp.int32), axis=-1)
     sorted_BR = jax.lax.bitcast_convert_type(bits_BR, jnp.float32)
     above_BR = jax.lax.cumsum(sorted_BR, 1, reverse=True) - sorted_BR  # total probability of the higher ranks
@@ -103,7 +103,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
         Token ids, int32 `[B]`.
     """
     weight_BV = jnp.exp(_below_max(logits_BV))
-    # Cumulative sums are rounded, and may even decrease: only sums at remaining tokens are compared with their maximum.
+    # Rounded cumulative sums may decrease, so the total is the maximum of the sums at remaining tokens.
     sum_BV = jnp.where(weight_BV > 0, jnp.cumsum(weight_BV, axis=-1), 0.0)
     total_B1 = sum_BV.max(-1, keepdims=True)
     above_BV = sum_BV > uniform_B[:, None] * total_B1

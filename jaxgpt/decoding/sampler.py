@@ -52,7 +52,7 @@ class SamplerState(NamedTuple):
         text: prompts and generated tokens.
         cache: KV cache of the tokens except the last of each row.
         done_B: bool, rows that have ended at a stop id or negative id; they repeat their last token, and their logits are not
-            used. The caller drops the tokens of a row beyond its own maximum.
+            used. The caller drops the tokens beyond the maximum of each row.
         made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
         log_p_BS: float32, logarithm of the model's probability of the token in each slot of `text`, like
@@ -123,9 +123,9 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
         cache = read_prompts(sampler.model, params, text, state.cache.size)
         return step(sampler, params, state._replace(cache=cache))
 
-    # Count ended rows too: after a row has slid, the cache lacks tokens and must not be used again.
+    # Count ended rows too: once a row exceeds the context, the cache lacks tokens and must not be used again.
     longest = state.text.tokens_B.max()
-    # A step with the cache reads all tokens of a row, which may be `context` or fewer.
+    # A step with the cache reads all tokens of a row, at most `context`.
     cached_steps = jnp.clip(sampler.context + 1 - longest, 0, steps)
     state = decode_steps(sampler, params, state, cached_steps)
     return repeat(read_again, state, steps - cached_steps)
@@ -150,7 +150,7 @@ def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
 
 
 def write(x_BS: jax.Array, new_BT: jax.Array, slot: jax.Array) -> jax.Array:
-    """Write T values of each row, beginning at a slot."""
+    """Write T values into each row, starting at `slot`."""
     return jax.lax.dynamic_update_slice(x_BS, new_BT, (jnp.int32(0), slot))
 
 

@@ -13,7 +13,7 @@ from jaxgpt.decoding import filters
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.ops.attention import NO_TOKEN
 
-NOT_A_NUMBER = -2  # id instead of a token if a logit is NaN; `NO_TOKEN` (-1) if every token is removed
+NOT_A_NUMBER = -2  # id returned if a logit is NaN; `NO_TOKEN` (-1) is returned if every token is removed
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
 # A filter maps (logits_BV, text) to new float32 logits_BV, with -inf for removed tokens (checked in lm/arguments.py).

@@ -32,7 +32,7 @@ class Target(NamedTuple):
 
     Attributes:
         platform: cpu, gpu or tpu.
-        compute_capability: JAX's name for the version of a GPU, such as 9.0.
+        compute_capability: compute capability of a GPU as JAX formats it, such as 9.0; "" on other platforms.
     """
 
     platform: str
@@ -84,7 +84,7 @@ MOST_GATHERED = 2**17  # longest windows with gathered keys (compiled sizes in d
 
 
 def choose_attention(config: Config, device: jax.Device | Target) -> tuple[AttendFn, str]:
-    """Return a device's attention function, and a note if `auto` falls back to a slow function, or "".
+    """Return a device's attention function, and a note if `auto` falls back to a slower function, or "".
 
     Raises:
         UserError: if a kernel is selected by name and cannot run.
@@ -168,10 +168,10 @@ def has_splash_tiles(config: Config) -> bool:
 
 
 def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:
-    """Return the order of the tokens of a window that divides attention equally over `mesh.context`, and its operations.
+    """Return a permutation of a window's tokens that gives all devices of `mesh.context` equal work, and its operations.
 
-    Only operations that find tokens by their positions, or know the order, allow a different order. Within a halo, devices
-    compute equal parts of consecutive tokens.
+    Only operations that read positions, or are made for this order, allow a different order. With a halo, consecutive tokens
+    already give the devices equal work.
 
     Returns:
         Operations for tokens in this order, and the order, `[T]`; None: unchanged.

@@ -1,4 +1,4 @@
-"""Experts that compute only the chosen pairs of token and expert, and drop none: equals of `ops.experts.experts`.
+"""Equivalents of `ops.experts.experts` that compute only the chosen pairs of token and expert, and drop no pair.
 
 Letters in names: E experts (in functions of one device, its experts), A active experts of a token, X pairs of token and
 expert, n tiles, t rows of a tile, I and O inputs and outputs of a matrix.
@@ -34,14 +34,17 @@ Product = Callable[[Array, Any], Array]  # (rows, stack of matrices) -> rows: ea
 def ragged_experts(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Compute the experts by `jax.lax.ragged_dot`, which GPUs and TPUs multiply group by group: default, except on CPUs."""
+    """Compute the experts with `jax.lax.ragged_dot`, which multiplies group by group on GPUs and TPUs: default there."""
     return _dropless(_by_groups, x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
 
 def tiled_experts(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Compute the experts by tiles of rows that share an expert, where `ragged_dot` would compute every expert: CPUs."""
+    """Compute the experts in tiles of rows with the same expert: default on CPUs.
+
+    There, `ragged_dot` would compute every expert for every row.
+    """
     return _dropless(_by_tiles, x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
 
@@ -56,16 +59,17 @@ def _dropless(
 ) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    - A few tokens on one device read the matrices of their experts only (`_by_token`).
+    - For a few tokens on one device, only the matrices of their experts are read (`_by_token`).
     - Stored weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's width.
     - One device computes all pairs (`local`).
-    - On a mesh, each device computes the terms of its matrices, and the devices add them.
+    - On a mesh, each device computes the terms of its matrices, and the devices add their terms.
 
     Devices along the axis of the experts exchange their tokens: an all-gather before, a reduce-scatter after. For R tokens of
     all e devices, a device sends `R * D * (e - 1) / e` numbers each way, outputs in float32, tokens and all gradients in
     `dtype`. An all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
 
-    So e divides the weights of a device, but not the rows that it holds: up to `R * A` of pairs (`_by_groups`, `_by_tiles`).
+    The axis thus divides the weights of a device by e, but not its rows: up to `R * A`, one per pair (`_by_groups`,
+    `_by_tiles`).
     """
     E = weights.up_EDF.shape[0]
     x_BTD = x_BTD.astype(dtype)
@@ -194,7 +198,7 @@ def _weighted_sum(y_XD: Array, share_BTA: Array) -> Array:
 
 
 def _mlp(x: Array, weights: ExpertWeights, activate: Activation, product: Product) -> Array:
-    """Apply the MLP of its expert to each row."""
+    """Apply to each row the MLP of its expert."""
     up = product(x, weights.up_EDF)
     if weights.gate_EDF is None:
         h = activate(up)
@@ -204,9 +208,9 @@ def _mlp(x: Array, weights: ExpertWeights, activate: Activation, product: Produc
 
 
 def _own_experts(choice_BTA: Array, first: Any, E: int) -> tuple[Array, Array]:
-    """Return the expert of each pair, counted from expert `first`, and whether it is one of the E experts from there.
+    """Return the expert of each pair, counted from expert `first`, and whether it is one of the E experts starting there.
 
-    The expert of other pairs is E.
+    For a pair with another expert, the returned index is E.
     """
     expert_X = choice_BTA.reshape(-1) - first
     own_X = (expert_X >= 0) & (expert_X < E)
@@ -218,8 +222,8 @@ def _by_groups(
 ) -> Array:
     """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
 
-    The pairs are sorted by expert, and consecutive groups multiplied by their matrices. Pairs with other experts come last, in
-    no group.
+    The pairs are sorted by expert, and each group of pairs is multiplied by the matrix of its expert. Pairs with other experts
+    come last, and belong to no group.
     """
     A = choice_BTA.shape[-1]
     D = x_BTD.shape[-1]
@@ -228,11 +232,11 @@ def _by_groups(
     order_X = jnp.argsort(expert_X, stable=True)
     size_E = jnp.bincount(expert_X, length=E).astype(jnp.int32)
 
-    # Rows without a group have undefined products, and undefined gradients: neither reach the tokens.
+    # Rows without a group have undefined products and gradients; the masks keep them from the tokens.
     x_XD = jnp.where(own_X[order_X][:, None], x_BTD.reshape(-1, D)[order_X // A], 0)
     y_XD = _mlp(x_XD, weights, activate, lambda x, w: jax.lax.ragged_dot(x, w, size_E))
 
-    # Back to the order of the tokens; add the terms of each token.
+    # Restore the order of the tokens, and add the terms of each token.
     back_X = jnp.argsort(order_X)
     y_XD = jnp.where(own_X[:, None], y_XD[back_X].astype(jnp.float32), 0.0)
     return _weighted_sum(y_XD, share_BTA)
@@ -243,8 +247,8 @@ def _by_tiles(
 ) -> Array:
     """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
 
-    Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. There are at most E
-    tiles more than the pairs of all devices fill, so the number of tiles is static, and no row is dropped.
+    Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. The number of tiles
+    is static: as many as all pairs fill, plus E for padding. This is always enough, so no row is dropped.
     """
     A = choice_BTA.shape[-1]
     D = x_BTD.shape[-1]
@@ -260,7 +264,7 @@ def _by_tiles(
     x_ntD = rows.at[row_X].set(x_XD, mode="drop").reshape(-1, TILE, D)
     y_ntD = _mlp(x_ntD, weights, activate, lambda x_ntI, w_EIO: _tile_product(x_ntI, w_EIO, expert_n))
 
-    # Back to the order of the tokens; add the terms of each token.
+    # Restore the order of the tokens, and add the terms of each token.
     y_XD = y_ntD.reshape(-1, D)[slot_X]
     y_XD = jnp.where(own_X[:, None], y_XD.astype(jnp.float32), 0.0)
     return _weighted_sum(y_XD, share_BTA)
@@ -271,7 +275,7 @@ def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
 
     Pairs with the expert E, of another device, have an arbitrary row: their indices are clamped to expert E - 1.
     """
-    # The tiles of an expert are consecutive: as many as its pairs need.
+    # Each expert has as many consecutive tiles as its pairs need.
     size_E = jnp.bincount(expert_X, length=E)
     tiles_E = -(-size_E // TILE)
     first_tile_E = jnp.cumsum(tiles_E) - tiles_E

@@ -71,7 +71,7 @@ def splash_attention(
     if document_BT is not None:
         document_BT = jnp.pad(document_BT, (no, fill))
 
-    # All of the kernel's tiles, forward and backward, have one size.
+    # All of the kernel's tiles, forward and backward, have the same size.
     tiles: Any = {f"block_{side}": tile for side in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")}
     block_sizes = splash.BlockSizes(**tiles, use_fused_bwd_kernel=True)
 

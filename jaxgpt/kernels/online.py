@@ -5,7 +5,7 @@ Each query keeps a weighted sum of the values that it has seen, relative to its 
 (Dao 2023, section 3.1).
 
 The mask of a pair of tiles is the mask of the definition (`Visible.mask`), so tokens may have any order. Pairs of tiles without
-visible keys are skipped. Order, windows and documents thus change the time, and the results only by rounding.
+visible keys are skipped. The order of the tokens thus changes the computing time, and the results only by rounding.
 
 Letters in names: G query heads per key head, n tiles, t queries of a tile, s keys of a tile.
 """
@@ -23,8 +23,8 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 
 TILE = 512  # maximum number of queries or keys of a tile
-SCORES = 2**24  # scores of a pair of tiles, over all rows and heads (64 MiB), above which the maximum is halved
-LEAST_LIMIT = 128  # a maximum that is not halved, for any number of scores
+SCORES = 2**24  # the maximum is halved while a pair of tiles has more scores, over all rows and heads (64 MiB)
+LEAST_LIMIT = 128  # lower bound of the halved maximum, regardless of the number of scores
 LOWEST = -1e30  # score of a hidden key, and initial running maximum
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -77,12 +77,12 @@ class Softmax(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """Values of each query that the backward pass needs, `[n, B, K, G, t]`; in a loop over tiles, without n.
+    """Per-query inputs of the backward pass, `[n, B, K, G, t]`; in a loop over tiles, without n.
 
     Attributes:
         dout: gradient of the output, with an axis H.
         lse: log-sum-exp of the scores.
-        delta: product of the output and its gradient, summed over the head.
+        delta: dot product of the output and its gradient over the axis H.
     """
 
     dout: Array
@@ -138,14 +138,14 @@ def add_keys(queries: Queries, keys: Keys, state: Softmax, rule: Rule) -> Softma
 
 def finish(state: Softmax, like_BTNH: Array) -> tuple[Array, Array]:
     """Return the output `[B, T, N, H]`, with the dtype of `like_BTNH`, and the log-sum-exp of the scores `[n, B, K, G, t]`."""
-    # A query without visible keys (padding) has the total 0: its output is 0, where the definition attends to all keys equally.
+    # A query without visible keys (padding) has the total 0. Its output here is 0; the definition attends to all keys equally.
     total = jnp.where(state.total > 0, state.total, 1.0)
     out_nBKGtH = state.sum / total[..., None]
     return joined(out_nBKGtH, like_BTNH), state.highest + jnp.log(total)
 
 
 def backward_inputs(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int, rule: Rule) -> BackwardInputs:
-    """Return the values of each query that `gradients` needs."""
+    """Return the per-query inputs of `gradients`."""
     delta_BTN1 = _product("BTNH,BTNH->BTN", out_BTNH, dout_BTNH)[..., None]
     delta_nBKGt = _heads_in_tiles(delta_BTN1, K, rule)[..., 0]
     return BackwardInputs(_heads_in_tiles(dout_BTNH, K, rule), lse_nBKGt, delta_nBKGt)

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
         ring: whether keys move in a ring; otherwise they are gathered.
-        halo: number of keys that a device receives from the previous device; 0: it receives the keys of whole rows.
+        halo: number of keys that a device receives from the previous device; 0: it receives the keys of all devices.
     """
 
     axes: tuple[str, ...]
@@ -126,14 +126,16 @@ def halo_attention(
 
 
 def halo_size(window: int, tokens: int) -> int:
-    """Return how many tokens of the previous device the queries of a device attend to, in whole vectors of a TPU if possible.
+    """Return how many tokens of the previous device the queries of a device attend to.
+
+    The number is rounded up to whole vectors of a TPU, but not above `tokens`.
 
     Args:
         window: sliding window in tokens; 0: no limit.
         tokens: number of tokens of a device.
 
     Returns:
-        The number of tokens; 0: the queries also attend to tokens of other devices.
+        The number of tokens; 0: the window is 0 or 1, or also reaches tokens of other devices.
     """
     if not 1 < window <= tokens + 1:
         return 0
@@ -190,7 +192,7 @@ def _attention(
     local = _make_local(division.axes, visible.window, scale, ring, consecutive)
     # check_vma=False: the derivative is defined on each device.
     divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
-    # The positions are passed twice: of the queries of a device, and of whole rows.
+    # The positions are passed twice: sharded like the queries, and for whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 

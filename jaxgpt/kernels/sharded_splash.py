@@ -1,8 +1,8 @@
-"""Splash attention over rows with positions sharded over devices: a TPU's kernel for the queries of each device.
+"""Splash attention over rows with positions sharded over devices: a TPU kernel for the queries of each device.
 
-A device gathers the keys and values of whole rows or, with a sliding window, receives those of the previous device
-(`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. There is no kernel for each pair of
-devices, as in a ring: the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
+A device gathers the keys and values of whole rows or, with a sliding window, receives the last keys and values of the previous
+device (`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel
+for each pair of devices, but its public functions have no derivative for a softmax that is a part of a larger softmax.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ShardedSplash:
     without a mesh, use `gathered_attention`.
 
     Attributes:
-        balanced: number of devices of the order of the tokens (`ring.balanced_order`); 1: consecutive tokens.
+        balanced: number of devices that the order of the tokens balances (`ring.balanced_order`); 1: consecutive tokens.
     """
 
     balanced: int = 1
@@ -70,7 +70,7 @@ class ShardedSplash:
             local = functools.partial(_within_halo, division.axes, visible.window, halo, tile)
             return _on_devices(local, division, (), (), arrays)
 
-        # The kernel of a device has its rows of the mask: they are sharded as the queries.
+        # The kernel of a device holds its rows of the mask, which are sharded like the queries.
         splash = _splash()
         mask = _row_mask(T, self.balanced, visible.window)
         heads = q_BTNH.shape[2]
@@ -88,7 +88,7 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     Args:
         T: number of tokens of a row.
         devices: number of devices that divide a row.
-        balanced: number of devices of `ring.balanced_order`; 1: consecutive tokens.
+        balanced: number of devices in `ring.balanced_order`; 1: consecutive tokens.
     """
     chunks = math.lcm(devices, 2 * balanced if balanced > 1 else 1)
     for tile in range(TILE, 0, -LANES):
@@ -142,13 +142,13 @@ def _within_halo(
     tokens = q_BTNH.shape[1]
     k_BKSH, v_BKHS = with_halo(axes, halo, k_BKSH, v_BKHS)
 
-    # The keys before the first token of a row have the document `NO_TOKEN`, as padding has.
+    # The keys before the first token of a row have the document `NO_TOKEN`, like padding.
     if row_place.document_BT is None:
         row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
         place = place._replace(document_BT=jnp.zeros_like(place.position_BT))
     document_BS = jnp.asarray(halo_places(axes, halo, tokens, row_place).document_BT)
 
-    # Whole tiles of keys: the mask hides the padding in front, which is before the window of each query.
+    # Pad the keys in front to whole tiles; the mask hides the padding, which is before the window of each query.
     no = (0, 0)
     fill = (-halo % tile, 0)
     k_BKSH = jnp.pad(k_BKSH, (no, no, fill, no))
@@ -181,7 +181,8 @@ def _attend(
 def _options(tile: int) -> dict[str, Any]:
     """Return the options of the kernel.
 
-    Its two backward passes compute the scores twice, but store no part of the gradient of the queries for each tile of keys.
+    The backward pass is two kernels: they compute the scores twice, but store no partial gradient of the queries for each tile
+    of keys.
     """
     sides = ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
     tiles: Any = {f"block_{side}": tile for side in sides}
@@ -190,7 +191,7 @@ def _options(tile: int) -> dict[str, Any]:
 
 @functools.cache
 def _row_mask(T: int, balanced: int, window: int) -> Any:
-    """Return the mask of a row whose tokens are in the order of `balanced`; one object for equal arguments."""
+    """Return the mask of a row with tokens in the order of `balanced`; equal arguments return the same object."""
     order_T = balanced_order(T, balanced) if balanced > 1 else np.arange(T)
 
     class RowMask(_splash().Mask):  # type: ignore[misc]
@@ -204,7 +205,7 @@ def _row_mask(T: int, balanced: int, window: int) -> Any:
             tile = len(query), len(key)
             least = query.min() - key.max()
             most = query.max() - key.min()
-            # Most tiles are equal throughout.
+            # Most tiles are completely hidden or completely visible.
             if most < 0 or (window and least >= window):
                 return _filled(tile, False)
             if least >= 0 and (not window or most < window):

@@ -1,4 +1,4 @@
-"""A matrix stored for decoding: `[out, in]`, which CPUs read faster, in float32, bfloat16 or int8."""
+"""A matrix stored for decoding: in the layout `[out, in]`, which CPUs read faster, in float32, bfloat16 or int8."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T`, with V `[O, I]` converted to the dtype of x: `[R, I]` to float32 `[R, O]`."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand, here the smaller, x. Without the barrier, XLA swaps the operands.
+        # XLA's CPU backend copies the right operand, so x, the smaller one, is on the right. The barrier keeps XLA from
+        # swapping the operands.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
 

@@ -75,7 +75,10 @@ class Attention(Module):
         return self._project(x_BTD, "v", "kv_heads", self.config.kv_heads)
 
     def _edit(self, key: jax.Array | None) -> Edit | None:
-        """Return the edit of scores and pattern: `ops.edit`, then dropout of the pattern; None: neither, so kernels apply."""
+        """Return the edit of scores and pattern, `ops.edit` and then dropout of the pattern; None if there is neither.
+
+        Only without an edit do kernels compute attention.
+        """
         rate = 0.0 if key is None else self.config.dropout
         if self.ops.edit is None and not rate:
             return None

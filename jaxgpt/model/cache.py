@@ -39,8 +39,8 @@ class KVCache(NamedTuple):
     Attributes:
         layers: keys and values of each layer.
         position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots starting at `length` are
-            masked until they are overwritten: their positions are `NO_TOKEN`, or later than all query positions, so the last
-            tokens are dropped by a smaller `length`.
+            masked until they are overwritten: their positions are `NO_TOKEN`, or later than all query positions. So reducing
+            `length` drops the last tokens.
         length: int32 scalar, the slot of the next token.
     """
 

@@ -29,16 +29,16 @@ from jaxgpt.ops.rotary import Llama3Scaling, Rotation, YarnScaling, rope_frequen
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
-# Side outputs of a block, by name: a value or an array of each token, `[B, T, ...]`, or of each row, `[B, 1, ...]`. The
-# objective sums them over the counted tokens (`train.loss.side_sums`).
+# Side outputs of a block, by name: a value or an array for each token, `[B, T, ...]`, or for each row, `[B, 1, ...]`. The
+# objective sums them over the tokens with targets (`train.loss.side_sums`).
 SideOutputs = Mapping[str, jax.Array]
 
 
 def join_layers(side: jax.Array) -> jax.Array:
     """Join a side output of all layers.
 
-    A value of each token or row, `[L, B, T]`, is averaged over the layers: `[B, T]`. An array, `[L, B, T, ...]`, keeps them:
-    `[B, T, L, ...]`.
+    Values for each token or row, `[L, B, T]`, are averaged over the layers: `[B, T]`. Arrays, `[L, B, T, ...]`, keep the axis
+    of the layers: `[B, T, L, ...]`.
     """
     if side.ndim == 3:
         return side.mean(0)
@@ -96,7 +96,7 @@ class Block(Module):
         return x_BTD
 
     def feed_forward(self, x_BTD: jax.Array, positions: Positions) -> tuple[jax.Array, SideOutputs]:
-        """Apply the MLP or the experts, `[B, T, D]` to `[B, T, D]`; also return side outputs, which a subclass may add."""
+        """Apply the MLP or the experts, `[B, T, D]` to `[B, T, D]`; also return side outputs. A subclass may add others."""
         if self.config.n_experts:
             moe = self.moe(self.config, self.ops, name="mlp")
             return moe(x_BTD, real_tokens(positions))
@@ -253,7 +253,7 @@ class GPT(Module):
         c = self.config
         position_BT = positions.position_BT
         if c.positions == "learned":
-            # Padding, with the position -1, takes any row of the table.
+            # Padding, at position -1, reads row 0 of the table; its results are not used.
             pos_BTD = self.wpe(jnp.maximum(position_BT, 0))
             x_BTD = x_BTD + self.named("pos_embed", pos_BTD)
         elif c.positions == "sinusoidal":
@@ -317,7 +317,7 @@ class GPT(Module):
         return self.named("logits", logits_BTV)
 
     def _rotation(self, positions: Positions, window: int) -> Rotation | None:
-        """Return the rotations of the layers with a window; local and global layers may have different angles."""
+        """Return the rotation in the layers with this window; None without RoPE. Local layers may have different angles."""
         c = self.config
         if c.positions != "rope":
             return None
@@ -326,7 +326,7 @@ class GPT(Module):
         is_local = window and c.rope_local_theta
         if is_local:
             theta = c.rope_local_theta
-            scaling = Llama3Scaling()  # none
+            scaling = Llama3Scaling()  # a factor of 1: no scaling
 
         frequencies = rope_frequencies(c.rotary_width, theta, scaling)
         rotation = self.ops.rotation(positions.position_BT, frequencies)

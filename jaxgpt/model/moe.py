@@ -37,7 +37,7 @@ class Matrices(Module):
 
 
 class Router(Module):
-    """Compute a logit of each expert, `x W`, in float32; the optional bias takes part in the choice only."""
+    """Compute a logit of each expert, `x W`, in float32; the optional bias affects only the choice of experts."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -52,21 +52,21 @@ class Router(Module):
 
 
 class MoE(Module):
-    """Compute `sum_a share_a * mlp_{choice_a}(x)`, plus the MLP of the shared experts; an MLP as in `MLP`."""
+    """Compute `sum_a share_a * mlp_{choice_a}(x)`, plus the MLP of the shared experts; `MLP` defines each MLP."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, is_token_BT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Apply the experts: `[B, T, D]` to `[B, T, D]`; also return side outputs.
 
         - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
-        - `router_z_loss`, `[B, T]`, of every token: objectives count those with targets.
+        - `router_z_loss`, `[B, T]`: the loss of every token; objectives count only tokens with targets.
         - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A; 0 for a row of padding.
         - `expert_load`, `[B, 1, E]`: the fraction of a row's choices that fall on each expert.
         - `router_bias`, `[B, 1]`, with `model.router_bias`: zeros with the load errors as gradient.
 
         Args:
             x_BTD: inputs.
-            is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted in side outputs of a row.
+            is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted in the side outputs of rows.
         """
         c, o = self.config, self.ops
 
@@ -85,7 +85,7 @@ class MoE(Module):
         activate = functools.partial(o.activate, c.activation)
         y_BTD = o.experts(x_BTD, routing.choice_BTA, routing.share_BTA, weights, activate, o.dtype)
 
-        # The shared experts are one MLP, as wide as all of them: `n_inner` sets the width of an MLP.
+        # The shared experts are one MLP with the sum of their widths; `n_inner` sets the width of an MLP.
         if c.shared_experts:
             wide = replace(c, n_inner=c.shared_experts * c.mlp_width)
             shared = MLP(wide, o, name="shared")

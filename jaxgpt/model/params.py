@@ -44,7 +44,7 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Kind of each weight of a stack.
+        """Kind of the weight, or of each weight of a stack.
 
         `matrix` `[in, out]`, `table` (tokens) `[V, D]`, `positions` `[context, D]`, or `vector`.
         """

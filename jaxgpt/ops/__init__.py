@@ -66,7 +66,7 @@ class Ops(NamedTuple):
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.
-        experts: the MLPs of each token's experts, times their shares.
+        experts: sum of the outputs of each token's experts, weighted by their shares.
         edit: called with the path and array of each named activation; returns the array to use. None: no activation is
             read or replaced.
     """

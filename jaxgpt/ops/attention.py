@@ -39,7 +39,7 @@ class Visible:
     Attributes:
         query: positions of the queries.
         key: positions of the keys; None: queries and keys are the same tokens, with positions from one of the functions below.
-            Their documents are consecutive tokens, so a kernel can mask by the order of the tokens in the row.
+            Each document is then a run of consecutive tokens, so a kernel can mask by the order of the tokens in the row.
         window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 
@@ -62,7 +62,7 @@ class Visible:
 
 
 def real_tokens(positions: Positions) -> jax.Array:
-    """Return where there is no padding, bool `[B or 1, T]`: neither on the left, nor a document with a negative id."""
+    """Return the mask of tokens, bool `[B or 1, T]`; false for padding, which has no position or a negative document id."""
     token_BT = positions.position_BT != NO_TOKEN
     if positions.document_BT is not None:
         token_BT &= positions.document_BT >= 0
@@ -96,7 +96,7 @@ def attend(
     """Compute `softmax(scale * q k^T) v` over the visible keys, with a float32 softmax: `[B, T, N, H]`.
 
     With fewer key heads than query heads, query head n uses key head `n // (N / K)`. The output of a query without visible
-    keys (padding) is finite and not used: here it attends to all keys equally, in a kernel perhaps to other padding.
+    keys (padding) is finite and not used: here the query attends to all keys equally; kernels may return other values.
 
     Args:
         q_BTNH: queries.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 TINY = 1e-20  # keeps the sum of a token's scores above 0
 SCALE = 2.0**40  # keeps the square of such a sum above 0
-# Scores of the experts of a token, from their logits.
+# SCORES maps the kinds of scores to functions from the logits of a token's experts to their scores.
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
@@ -86,7 +86,7 @@ def route(
 
 
 def _divided_by_sum(score: jax.Array) -> jax.Array:
-    """Divide the scores of a token by their sum; 0 if all of them are."""
+    """Divide the scores of a token by their sum; the result is 0 if all scores are 0."""
     # The derivative divides by the square of the sum, which would underflow. Factors of 2 do not change the quotient.
     total = score.sum(-1, keepdims=True) + TINY
     return (SCALE * score) / (SCALE * total)
@@ -116,7 +116,7 @@ def balance_loss(routing: Routing, is_token_BT: jax.Array) -> jax.Array:
         routing: the experts of each token, and the scores.
         is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted.
 
-    Source: Fedus et al. 2021, section 2.2; of each row: DeepSeek-V3, equation 17.
+    Source: Fedus et al. 2021, section 2.2; per row: DeepSeek-V3, equation 17.
     """
     experts = routing.score_BTE.shape[-1]
     load_BE = expert_load(routing.choice_BTA, experts, is_token_BT)
@@ -132,11 +132,11 @@ def z_loss(logits_BTE: jax.Array) -> jax.Array:
 def bias_loss(bias_E: jax.Array, load_BE: jax.Array) -> jax.Array:
     """Return zeros `[B]`, for their gradient with respect to the bias: the load error of each expert, `load_e - 1 / E`.
 
-    So load errors are added over rows, times their numbers of targets, and over microbatches and devices, like every gradient.
-    An optimizer that follows the sign lowers the bias of an expert with too many tokens: the update of DeepSeek-V3, section
-    2.1.2.
+    Like every gradient, load errors are summed over rows, weighted by their numbers of targets, and over microbatches and
+    devices. An optimizer that follows the sign lowers the bias of an expert with too many tokens: the update of DeepSeek-V3,
+    section 2.1.2.
     """
-    # A row of padding has the load 0, so the error -1 / E, but no targets: it counts 0.
+    # A row of padding has the load 0 and the error -1 / E, but no targets, so its weight is 0.
     error_BE = load_BE - 1 / len(bias_E)
     product_B = (bias_E[None] * jax.lax.stop_gradient(error_BE)).sum(-1)
     return product_B - jax.lax.stop_gradient(product_B)
@@ -159,8 +159,8 @@ def experts(
 ) -> jax.Array:
     """Compute `y = sum_a share_a * mlp_{choice_a}(x)` for each token: `[B, T, D]` in `dtype`.
 
-    The definition: every expert computes every token, and a token that did not choose it has the share 0. The sum over
-    experts is float32.
+    In this definition, every expert computes every token, and the share of an expert that a token did not choose is 0. The sum
+    over experts is float32.
 
     Args:
         x_BTD: inputs.
@@ -182,7 +182,7 @@ def experts(
 def mlp_of(
     x: jax.Array, expert: Any, weights: ExpertWeights, activate: Callable[[jax.Array], jax.Array], dtype: Any
 ) -> Any:
-    """Apply the MLP of one expert: `[..., D]` to `[..., D]`; its index may be traced."""
+    """Apply the MLP of one expert: `[..., D]` to `[..., D]`; the index `expert` may be traced."""
     up = x @ weights.up_EDF[expert].astype(dtype)
     if weights.gate_EDF is None:
         h = activate(up)

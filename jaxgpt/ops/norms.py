@@ -53,7 +53,7 @@ def norm(
     bias: jax.Array | None = None,
     edit: Edit | None = None,
 ) -> jax.Array:
-    """Normalize in float32 by the named norm, then apply `gain` and `bias`, if given: `[..., D]`."""
+    """Normalize in float32 with the named norm, then apply `gain` and `bias`, if given: `[..., D]`."""
     y = NORMS[kind](x.astype(jnp.float32), eps, edit or unedited)
     if gain is not None:
         y = y * jnp.broadcast_to(gain, y.shape)

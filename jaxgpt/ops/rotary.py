@@ -31,7 +31,7 @@ class Llama3Scaling(NamedTuple):
     original_context: int = 8192
 
     def kept(self, frequency_h: np.ndarray, theta: float) -> np.ndarray:
-        """Compute how much of each frequency is kept: linear in its turns within the original context, `C / w`."""
+        """Compute the fraction of each frequency to keep: linear in its turns within the original context, `C / w`."""
         turns_h = self.original_context * frequency_h / (2 * np.pi)
         return np.clip((turns_h - self.low) / (self.high - self.low), 0.0, 1.0)
 
@@ -46,8 +46,8 @@ class YarnScaling(NamedTuple):
 
     Attributes:
         factor: multiplier of long wavelengths; 1 disables scaling.
-        slow: wavelengths with fewer turns are multiplied by `factor` (beta_slow; alpha in the paper).
-        fast: wavelengths with more turns are unchanged (beta_fast; beta in the paper).
+        slow: number of turns; wavelengths with fewer turns are multiplied by `factor` (beta_slow; alpha in the paper).
+        fast: number of turns; wavelengths with more turns are unchanged (beta_fast; beta in the paper).
         original_context: the context length before scaling, in tokens.
         attention: factor of cosine and sine, so that scores grow with its square; 0: `1 + 0.1 ln(factor)`.
 
@@ -62,16 +62,16 @@ class YarnScaling(NamedTuple):
     attention: float = 0.0
 
     def kept(self, frequency_h: np.ndarray, theta: float) -> np.ndarray:
-        """Compute how much of each frequency is kept: linear in the index of the channel."""
+        """Compute the fraction of each frequency to keep: linear in the index of the channel between the bounds."""
         h = len(frequency_h)
         first = max(math.floor(self._channel(self.fast, h, theta)), 0)
         last: float = min(math.ceil(self._channel(self.slow, h, theta)), 2 * h - 1)
         if first == last:
-            last += 0.001  # a step
+            last += 0.001  # avoids a division by 0: the ramp becomes a step
         return 1.0 - np.clip((np.arange(h) - first) / (last - first), 0.0, 1.0)
 
     def _channel(self, turns: float, h: int, theta: float) -> float:
-        """Return the index, not rounded, of the channel with this number of turns within the original context."""
+        """Return the fractional index of the channel with this number of turns within the original context."""
         return h * math.log(self.original_context / (2 * math.pi * turns)) / math.log(theta)
 
     @property

@@ -26,7 +26,10 @@ def to_host(array: Any) -> np.ndarray:
 
 
 def put_array(array: Any, sharding: Sharding) -> jax.Array:
-    """Put an array on devices; without a copy if it already has the sharding. Every process has the array, or its shards."""
+    """Put an array on devices; return it unchanged if it already has the sharding.
+
+    With several processes, each process must have the complete array or its shards of it.
+    """
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
     is_local = not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -1,8 +1,9 @@
 """Heartbeats between the processes of a run: report a silent process before JAX's coordination service aborts.
 
 Each process publishes its status in the key-value store of JAX's coordinator. Process 0 reads all statuses. A training
-process that publishes nothing new for `limit` seconds is paused, unreachable or dead. Without a status, as before the first
-step, a process is not judged: native code can hold Python's lock for longer, and JAX's own heartbeats do not depend on it.
+process that publishes nothing new for `limit` seconds is paused, unreachable or dead. A process without a status, such as
+before the first step, is not judged: native code can hold Python's global interpreter lock for longer than the limit. Only
+JAX's own heartbeats continue meanwhile.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Heard(NamedTuple):
 
 
 class Heartbeats:
-    """Publish the status of this process, and end it if process 0 misses a process or this process was paused.
+    """Publish the status of this process, and end the process if a heartbeat is missing.
+
+    The process ends if process 0 reports a silent process or does not answer, or if this process itself was paused.
 
     Args:
         board: the key-value store.
@@ -97,7 +100,7 @@ class Heartbeats:
             threading.Thread(target=self._repeat, args=(act,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop, before the processes leave in any order; process 0 no longer judges this process."""
+        """End the exchange of heartbeats, so that processes may exit in any order; process 0 no longer judges this process."""
         self._ended.set()
         self.status = str
         with suppress(Exception):  # a broken connection
@@ -119,7 +122,7 @@ class Heartbeats:
             self._end(verdict)
 
     def judge(self) -> None:
-        """End the process if it was paused itself, if process 0 does not answer, or, in process 0, if a process is silent."""
+        """End this process if it was paused, if process 0 does not answer, or, in process 0, if a process is silent."""
         now = self.clock()
         paused = now - self._judged
         self._judged = now
@@ -141,7 +144,7 @@ class Heartbeats:
         self._end(verdict)
 
     def _silent(self, now: float) -> list[int]:
-        """Return the processes without a heartbeat: process 0 judges the others, and they judge process 0."""
+        """Return the processes without a heartbeat: process 0 judges the others, and the others judge process 0."""
         if self.index == 0:
             training = [process for process, heard in self.heard.items() if process != 0 and heard.status]
             return [process for process in training if now - self.heard[process].at > self.limit]

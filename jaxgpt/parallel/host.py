@@ -1,4 +1,4 @@
-"""The host: use its CPU cores as devices, and keep freed memory, both before JAX first uses a device."""
+"""The host: its CPU cores as devices, its memory, and compiler options for its devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from jaxgpt.runtime import (
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 WALL = GLIBC_KEEPS  # bytes of an array that separates two blocks; larger than any free block of the heap
-ROOM = 2**16  # bytes that a block has in excess of the temporaries
+ROOM = 2**16  # additional bytes of a block, besides the temporaries
 BLOCKS = 2  # blocks per device, because a call can begin before the memory of the previous call is free
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # minimum parameters of a large model, without token table and head: the vocabulary may be unknown
@@ -115,8 +115,8 @@ def room_for_temporaries(mesh: Mesh, compiled: jax.stages.Compiled) -> Iterator[
         yield
         return
 
-    # Free blocks with room, between walls. Walls and blocks are taken from the end of the heap, one after the other, because
-    # no free block is as large. Their memory is never written, so the kernel does not provide it.
+    # Allocate blocks with room between walls, then free the blocks. Walls and blocks are consecutive at the end of the heap,
+    # because no free block is as large. Nothing is written to them, so the kernel provides no memory for them.
     walls = []
     blocks = []
     with contextlib.suppress(MemoryError):
@@ -157,7 +157,7 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
 
 
 def random_bits_by_kernel(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which GPUs compute random bits in JAX's kernel, because XLA's code for them compiles slowly.
+    """Return a context in which GPUs compute random bits with JAX's kernel, because XLA's code for them compiles slowly.
 
     If the mesh shards weights, the context has no effect: XLA cannot divide the kernel, so each device would compute the bits
     of complete weights.

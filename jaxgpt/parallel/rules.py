@@ -127,7 +127,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
                 f"mesh, or None for an unsharded axis"
             )
 
-    # The mesh axes of each array axis; PartitionSpec writes None for none.
+    # The mesh axes of each array axis; () becomes None in the PartitionSpec.
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
@@ -179,8 +179,8 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
 
     - A leaf in a box (`nn.Partitioned`) is sharded by the logical axes of the box.
     - A leaf with the shape of a parameter and a path that ends with its path in `boxed` is sharded like the parameter.
-    - Any other leaf with at least `SMALL` elements is sharded along an axis (`spec_of_shape`).
-    - All others are replicated: counters and small vectors.
+    - Any other leaf with at least `SMALL` elements is sharded along an axis that the mesh divides, if any (`spec_of_shape`).
+    - All others, such as counters and small vectors, are replicated.
     """
     table = rules_for(model, mesh, rules)
 

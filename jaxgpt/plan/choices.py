@@ -42,10 +42,10 @@ def mesh_flags(mesh: MeshConfig) -> str:
 def meshes(
     config: Config, topology: Topology, work: Work = NEXT_TOKEN, progress: Progress = NO_PROGRESS
 ) -> list[MeshChoice]:
-    """Estimate a step on every sensible mesh of a topology: those that fit first, by time without overlap.
+    """Estimate a step on every sensible mesh of a topology, sorted by time without overlap, the meshes that fit first.
 
-    A sensible mesh uses all devices and divides the widths of the model. Each shard of the rows has at least one row, and each
-    shard of the windows has at least `LEAST_POSITIONS` positions.
+    A sensible mesh uses all devices and divides the widths of the model. Each shard of the rows has at least one row. If
+    windows are sharded, each shard has at least `LEAST_POSITIONS` positions.
     """
     found = []
     candidates = list(_all_meshes(config, topology))
@@ -88,7 +88,7 @@ def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
 def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> tuple[Topology, str] | None:
     """Return the smallest larger slice that fits a run by estimate, and its flags; None: not found.
 
-    The slice has the most sharding along fsdp, the microbatches of one row per device, and all blocks recomputed.
+    The flags select as much sharding along fsdp as possible, microbatches of one row per device, and `--train.remat full`.
     """
     mesh = replace(MeshConfig(), data=-1, fsdp=-1, **_fixed_axes(config))
     train = replace(config.train, remat="full")

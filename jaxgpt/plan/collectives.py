@@ -132,7 +132,10 @@ def _arranged(shape: str, order: str | None) -> np.ndarray:
 
 
 def _along(numbers: np.ndarray, sizes: Mapping[str, int], names: str) -> list[int]:
-    """Return the first devices along axes of a mesh; the axis `'a':(2)4` is the middle of the axis a split in 2, 4, rest."""
+    """Return the devices along some axes of a mesh, at index 0 of all other axes.
+
+    For example, `'a':(2)4` is the middle axis after the axis a is split into 2, 4 and the remainder.
+    """
     wanted = {name: (before, part) for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", names)}
     shape = list[int]()
     chosen = list[int | slice]()
@@ -150,9 +153,9 @@ def _integers(text: str) -> list[int]:
 
 
 def axes_of(line: str, group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the axes of a mesh along which the devices of a collective differ, with the sizes of all axes in `mesh`.
+    """Return the axes of a mesh along which the devices of a collective differ; () if the mesh has too few devices.
 
-    A permutation has the axes along which its sources differ from their targets.
+    For a permutation, these are the axes along which its sources differ from their targets. `mesh` has the size of each axis.
     """
     shape = tuple(mesh.values())
     pairs = _PAIRS.search(line)

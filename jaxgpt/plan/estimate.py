@@ -65,11 +65,13 @@ class _Counts(NamedTuple):
 def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> StepCost:
     """Estimate a training step's cost; memory of parameters and optimizer is exact except for padding.
 
-    Activations: the residuals of the backward pass with the attention kernel of the chip, found by tracing; with
-    rematerialization, plus the residuals of one recomputed block. A compiled program needs less memory if it recomputes cheap
-    operations, and more if it pads arrays. Memory traffic: read and write the state once per step, and gradients and
-    activations once per microbatch; read the weights in the compute dtype twice per microbatch. Communication: the collectives
-    that the sharding table implies (`plan.exchanges`).
+    Activations are the residuals of the backward pass with the attention kernel of the chip, found by tracing, and temporary
+    arrays, such as the residuals of one recomputed block with rematerialization. A compiled program needs less memory if it
+    recomputes cheap operations, and more if it pads arrays.
+
+    The memory traffic consists of the state, read and written once per step, the gradients and activations, written and read
+    once per microbatch, and the weights in the compute dtype, read twice per microbatch. The communication consists of the
+    collectives that the sharding table implies (`plan.exchanges`).
 
     Args:
         config: settings of the run, with a resolved mesh.
@@ -88,11 +90,11 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     memory = counts.memory | {"activations": activations}
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
 
-    # Per step, trained weights and optimizer state are read and written, frozen weights are only read.
+    # Per step, trained weights and optimizer state are read and written; frozen weights are only read.
     trained = memory["gradients"] + memory["optimizer"] + memory.get("average", 0.0)
     frozen = memory["parameters"] - memory["gradients"]
 
-    # Per microbatch, gradients and activations are written and read, weights are read forward and backward.
+    # Per microbatch, gradients and activations are written and read; weights are read forward and backward.
     count = microbatches_of(config).accumulation
     width = jnp.dtype(config.train.compute_dtype).itemsize
     per_microbatch = 2 * memory["gradients"] + 2 * counts.saved + 2 * width * counts.gathered
@@ -116,7 +118,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
 
 
 def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
-    """Estimate the bytes of temporary activations at the peak of memory use, besides those saved for the backward pass.
+    """Estimate the bytes of temporary activations at the peak of memory use, without the residuals of the forward pass.
 
     The peak is after the forward pass, with the gradient of the logits, or while a block is recomputed. During the
     recomputation, the arrays outside the blocks, such as the logits, are no longer needed.
@@ -134,7 +136,7 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
         two = _counts(config, target, work, 2)
         outside = one.saved - (two.saved - one.saved)
         recomputed = two.unsaved - one.unsaved - outside
-        # The gradients of a block's pairs exist together with the recomputed pairs, of all devices along `expert`.
+        # The recomputed pairs of a block, and their gradients, exist at the same time, for all devices along `expert`.
         of_pairs = two.unsaved_pairs - one.unsaved_pairs
         recomputed += (2 * config.mesh.expert - 1) * of_pairs
     return max(logits, recomputed)

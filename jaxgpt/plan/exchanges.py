@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Elements of a device's residual stream of a microbatch."""
+        """Elements of the residual stream of a microbatch on a device."""
         return self.rows * self.config.window / self.sizes["context"] * self.config.model.n_embd
 
     @property
@@ -135,8 +135,9 @@ def experts(step: Step) -> Iterator[Collective]:
 def keys(step: Step) -> Iterator[Collective]:
     """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
 
-    Gathered: the gradients are summed where they belong. Halo: only the previous device sends keys and values. In a ring, keys
-    and values go to each other device, and the float32 sums of their gradients to each device.
+    With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the previous device
+    sends keys and values. In a ring, keys and values visit every other device, and the float32 sums of their gradients return
+    to their device after the last.
     """
     group = step.sizes["context"]
     times = step.config.model.n_layer * step.microbatches
@@ -155,5 +156,5 @@ def keys(step: Step) -> Iterator[Collective]:
         yield Collective("collective-permute", size, group, group * times, axes=("context",), site="gradients of keys")
 
 
-# In the order of a step. A new axis of the mesh adds its function.
+# The functions are in the order of a step. For a new axis of the mesh, add a function.
 EXCHANGES: tuple[Callable[[Step], Iterator[Collective]], ...] = (embeddings, weights, blocks, experts, keys, gradients)

@@ -11,8 +11,9 @@ from jaxgpt.plan.kernel import KERNEL
 def count_flops(jaxpr: Any) -> float:
     """Count the FLOPs of the matrix products and attention kernels of a jaxpr, including all calls.
 
-    A product of `[I, K]` and `[K, O]` has `2 I K O`. A scan counts its body once per iteration, a `while` loop once. For
-    `jax.lax.platform_dependent`, the branch of accelerators counts, for other conditions the most expensive branch.
+    A product of `[I, K]` and `[K, O]` has `2 I K O` FLOPs. The body of a scan counts once per iteration, the body of a `while`
+    loop once. For `jax.lax.platform_dependent`, the branch of accelerators counts; for other conditionals, the most expensive
+    branch.
     """
     return math.fsum(_flops(eqn) for eqn in jaxpr.eqns)
 

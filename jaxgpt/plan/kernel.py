@@ -64,8 +64,8 @@ class KernelSizes(NamedTuple):
     window: int  # maximum number of keys of a query; 0: unlimited
 
 
-# The kernels without stored T x T scores. A TPU stores vectors in rows of 128 lanes, and splash attention the sums of rows
-# repeated in 128 lanes.
+# The kernels without stored T x T scores. A TPU stores vectors in rows of 128 lanes, and splash attention stores the sum of
+# each row repeated in 128 lanes.
 KERNEL_SHAPES: dict[Any, KernelShape] = {
     splash_attention: KernelShape(head_multiple=LANES, sum_width=LANES),
     ShardedSplash(): KernelShape(head_multiple=LANES),
@@ -111,7 +111,7 @@ def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: KernelSizes) ->
     sums = (B, N, T, sizes.sum_width), jnp.dtype("float32")
     flops = 2 * product_flops(q_BTNH.shape, sizes.window)
     out_BNTW, sum_BNT = KERNEL.bind(q_BNTW, k_BKSW, v_BKSW, results=(of_queries, sums), flops=flops)
-    # The name under which `kernels.remat` finds the results of kernels.
+    # `kernels.remat` finds the results of kernels by this name.
     out_BNTW = checkpoint_name(out_BNTW, "attention")
     sum_BNT = checkpoint_name(sum_BNT, "attention")
     out_BTNH = out_BNTW[..., :H].swapaxes(1, 2)
@@ -135,7 +135,7 @@ _attend.defvjp(_forward, _backward)
 def product_flops(shape: tuple[int, ...], window: int) -> float:
     """Compute the FLOPs of one product over the visible pairs of query and key: `2 H` per pair, row and head.
 
-    Query i sees `min(i + 1, window)` keys. Kernels compute whole tiles, so they compute at least this.
+    Query i sees `min(i + 1, window)` keys. Kernels compute whole tiles, so the result is a lower bound.
 
     Args:
         shape: `[B, T, N, H]`.

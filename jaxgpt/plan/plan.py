@@ -47,7 +47,7 @@ class CompiledStep(StepCost):
     """The cost of a compiled step, and its program.
 
     Attributes:
-        executable: the compiled program, such as for `executable.as_text()`, its HLO; None if it exhausts the memory.
+        executable: the compiled program; `executable.as_text()` returns its HLO. None if the program exhausts the memory.
     """
 
     executable: Any = field(default=None, repr=False, compare=False)

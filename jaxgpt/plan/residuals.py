@@ -69,9 +69,9 @@ class Work(NamedTuple):
 
 
 def unread_weights(place: Any) -> None:
-    """Stand in for a function that reads frozen weights: a program on absent devices needs only the shapes of the model's.
+    """Stand in for a function that reads frozen weights: a program on absent devices needs only their shapes.
 
-    `make_program` derives these shapes from the model if `frozen` is a function, and does not call it.
+    If `frozen` is a function, `make_program` takes the shapes of the model's weights, and does not call the function.
     """
 
 
@@ -107,8 +107,7 @@ def one_device(config: Config) -> Config:
     """Return the settings of one device: its share of rows, heads, hidden units and vocabulary, over whole windows.
 
     The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
-    device computes the complete axis. The tokens of the device have all experts.
-    `mesh.context` is kept: `trace` divides by it.
+    device computes the complete axis. All experts are on the device. `mesh.context` is unchanged: `trace` divides by it.
     """
     model = config.model
     sizes = sizes_of(config.mesh)

@@ -46,7 +46,7 @@ _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cl
 # custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G, to fields of `Chip`.
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
-# Defaults of a custom chip: links, network and attention kernel of an L4.
+# Defaults of a custom chip: links, network and compute capability of an L4.
 CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9, capability="8.9")
 
 

@@ -63,7 +63,7 @@ class RunAxis(NamedTuple):
         return RunAxis(kind, seconds, f"time ({name})")
 
     def place(self, lines: Lines, steps: Any) -> Any:
-        """Convert steps of a run to positions. The training line of step s is recorded after s + 1 steps."""
+        """Convert steps of a run to positions on the axis. The training line of step s is recorded after s + 1 steps."""
         if self.kind == "step":
             return steps
         step, values = column(lines, AXES[self.kind])
@@ -94,7 +94,7 @@ class DrawnRuns(NamedTuple):
 
     Attributes:
         lines: the lines of metrics.jsonl, keyed by run.
-        looks: the color and the dash of each run.
+        looks: the color and the dash pattern of each run.
         changes: the changes of settings of all runs.
     """
 
@@ -104,7 +104,7 @@ class DrawnRuns(NamedTuple):
 
     @staticmethod
     def of(runs: Mapping[str, Lines]) -> DrawnRuns:
-        """Assign a color to every run; after eight runs, the colors repeat with a different dash."""
+        """Assign a color to every run; after eight runs, the colors repeat with a different dash pattern."""
         looks = {}
         styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLORS))
         for name, (dash, color) in zip(runs, styles, strict=False):
@@ -161,7 +161,7 @@ def setting_label(value: Any) -> str:
 
 
 class Curves(NamedTuple):
-    """The losses of a run, each steps and values `[2, n]`.
+    """The losses of a run; each array has a row of steps and a row of values, `[2, n]`.
 
     Attributes:
         training: training losses.
@@ -216,7 +216,7 @@ def draw_losses(
 
 
 def draw_layers(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Style) -> None:
-    """Draw the mean of a metric over the layers, and the range of the layers if it has a value of each."""
+    """Draw the mean of a metric over the layers and, if the metric has a value for each layer, their range."""
     found = [line for line in lines if metric in line]
     if not found:
         return
@@ -242,7 +242,7 @@ def draw_held_out(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, lo
 
 
 def _smoothed(curve: np.ndarray) -> np.ndarray:
-    """Return the median of equally many neighboring points of a curve `[2, n]`, so that about `SMOOTHING` points remain."""
+    """Replace groups of neighboring points of a curve `[2, n]` with their medians; about `SMOOTHING` points remain."""
     each = max(curve.shape[1] // SMOOTHING, 1)
     whole = curve[:, : curve.shape[1] // each * each]
     medians: np.ndarray = np.median(whole.reshape(2, -1, each), axis=-1)

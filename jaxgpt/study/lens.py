@@ -63,7 +63,7 @@ def read_layers(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: Onl
     out = forward(model, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        # The blocks before the edit do not affect the logits, so they are not computed.
+        # The blocks before the edit do not affect the logits, so the compiler removes them.
         logits_BTV = forward(model, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)

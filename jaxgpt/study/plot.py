@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TICK = 0.17  # minimum distance of tick labels in inches
 LARGEST = (48.0, 18.0)  # maximum width and height of a matrix figure in inches
-# Metrics of experts, and labels of their panels. A list has a value of each layer.
+# Metrics of experts, and labels of their panels. A metric is a number, or a list with a value for each layer.
 OF_EXPERTS = {
     "load_entropy": "entropy of the load (1: equal)",
     "largest_share": "largest share of an expert",
@@ -144,10 +144,10 @@ def losses(
     baselines: Mapping[str, float] | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw the training and validation losses of runs against steps, tokens and time; for experts, also their loads.
+    """Draw the training and validation losses of runs against steps, tokens and time; with experts, also their metrics.
 
     Comparable evaluations of a run are not connected with evaluations on fewer windows (`train.eval_windows`) or earlier data.
-    The panels of experts have a line for the mean over the layers, and the range of the layers; they use the first axis.
+    The panels of experts show the mean over the layers as a line, and the range over the layers, against the first axis.
 
     Args:
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.

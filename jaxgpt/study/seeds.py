@@ -4,9 +4,9 @@ The losses of a group vary with the seed, so one run per group cannot show wheth
 
     mean = sum(x) / n,   standard error = sqrt(sum((x - mean)^2) / (n - 1) / n)
 
-Two groups with two or more equal seeds are compared in pairs of runs: the difference of a pair excludes what the seed does to
-both runs. Other groups are compared with Welch's t-test. Both use Student's t distribution, and call a difference
-distinguishable if its 95% interval excludes 0.
+Two groups with two or more equal seeds are compared in pairs of runs: the difference of a pair excludes the effect that the
+seed has on both runs. Other groups are compared with Welch's t-test. Both methods use Student's t distribution, and call a
+difference distinguishable if its 95% interval excludes 0.
 
 If all runs were evaluated on the same windows, the error also includes the choice of the validation text. The difference
 d[s, w] of seed s in window w has a component of the seed, one of the window, and a remainder:
@@ -293,7 +293,7 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
     of_windows = float((windows_W**2).sum()) / (W - 1) / W
     extra = 0.0
     if not math.isnan(found.stderr):
-        # At least the variance over windows alone: few seeds may be close to each other by chance.
+        # The total is at least the variance over windows alone: the losses of few seeds may be close by chance.
         extra = max(of_windows - min(variance_of_rest, found.stderr**2), 0.0)
     return found._replace(windows=W, window_stderr=math.sqrt(of_windows), window_variance=extra)
 
@@ -301,12 +301,12 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
 def _freedom(parts: Sequence[tuple[float, float]], otherwise: float) -> float:
     """Compute the degrees of freedom of a sum of variances, each with degrees of freedom; `otherwise` if all are 0.
 
-    (sum of v)^2 / sum of v^2 / f, of Welch and Satterthwaite.
+    The formula of Welch and Satterthwaite, for variances v with f degrees of freedom: `sum(v)^2 / sum(v^2 / f)`.
     """
     total = sum(variance for variance, _ in parts)
     if not total > 0:
         return otherwise
-    # Relative to the total, so that the squares of small variances are not rounded to 0.
+    # Divide by the total first, so that the squares of small variances are not rounded to 0.
     return 1 / sum((variance / total) ** 2 / freedom for variance, freedom in parts if variance > 0)
 
 

@@ -62,9 +62,9 @@ def next_token_loss(
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key, positions) -> logits_BTV`.
         chunk: positions of each window per chunk of logits, to save memory (see `chunked`); 0: all. Chunks need the
             model's methods `hidden_and_sides` and `head`.
-        penalties: factor of each side output of the blocks that is minimized with the loss. All side outputs become
-            metrics, except those in `WITHOUT_VALUE`; {}: without a penalty. None: ignore side outputs; otherwise, the methods
-            of chunks are needed.
+        penalties: factors of the side outputs of blocks to minimize with the loss; {}: no penalties; None: ignore side
+            outputs. Unless `penalties` is None, all side outputs except `WITHOUT_VALUE` become metrics, and the model needs
+            the same methods as for chunks.
         order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. The
             sums of a row do not depend on it.
 
@@ -72,7 +72,8 @@ def next_token_loss(
         An objective for batches of windows (see `split_windows`). It ignores `frozen`.
 
     Raises:
-        ValueError: by the objective, if no block returns the side output of a penalty, or a side output has a wrong shape.
+        ValueError: when the objective is called, if no block returns the side output of a penalty, or a side output has a
+            wrong shape.
     """
     forward = Forward(apply_fn, chunk, with_sides=penalties is not None, order=order)
 
@@ -98,9 +99,9 @@ def router_penalties(config: Config) -> dict[str, float]:
 
 
 def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
-    """Sum the side outputs of each row over the positions with counted targets: float32 `[B]`, or `[B, ...]` of arrays.
+    """Sum the side outputs of each row over its counted targets: at least float32, `[B]`, or `[B, ...]` for arrays.
 
-    Like the loss, padding counts 0.
+    As in the loss, padding counts 0.
 
     Args:
         sides: side outputs, from the model's method `hidden_and_sides`. A value of a row, `[B, 1]`, counts once per target.
@@ -121,9 +122,10 @@ def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]
 
 
 def side_means(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
-    """Compute the means of side outputs over the counted targets of each row: float32 `[B]`, or `[B, ...]` of arrays.
+    """Compute the means of side outputs over the counted targets of each row: at least float32, `[B]` or `[B, ...]`.
 
-    A row without counted targets has zeros. For objectives that count rows, such as answers; arguments as for `side_sums`.
+    The means of a row without counted targets are 0. Use this in objectives that count rows, such as answers, instead of
+    tokens. Arguments as for `side_sums`.
     """
     count_B = jnp.maximum((targets_BT >= 0).sum(-1, dtype=jnp.float32), 1)
     sums = side_sums(sides, targets_BT)
@@ -142,7 +144,7 @@ def penalty_of(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) ->
     """Add the sums with a penalty, times their factors; None: no penalties.
 
     Raises:
-        ValueError: if there is no sum of a penalty.
+        ValueError: if a penalty has no sum `[B]`.
     """
     penalty_B = None
     values = {name: each for name, each in sums.items() if each.ndim == 1}
@@ -219,10 +221,10 @@ class Forward:
 
     Attributes:
         apply_fn, chunk: as for `next_token_loss`.
-        with_sides: whether the blocks return side outputs; without, they are {}.
+        with_sides: whether to return the side outputs of the blocks; false: return {} instead.
         order: as for `next_token_loss`.
-        longest: the targets of a row are at most `longest` consecutive positions, such as one answer, and only these positions
-            have logits, unless they are sharded; 0: all positions.
+        longest: maximum number of consecutive positions that contain all targets of a row, such as the tokens of one answer.
+            Logits are computed only at this number of positions, unless positions are sharded. 0: all positions.
     """
 
     apply_fn: Callable[..., Any]
@@ -287,7 +289,7 @@ def of_answers(
     targets_BA = jnp.take_along_axis(targets_BT, place_BA, 1)
     found_BA = function(x_BAD, targets_BA)
 
-    # Back to the positions of the row.
+    # Move the results to their positions in the row.
     index_BT = jnp.arange(T)[None] - first_B[:, None]
     is_inside_BT = (index_BT >= 0) & (index_BT < longest)
 

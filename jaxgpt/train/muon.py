@@ -72,7 +72,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
     def init(params: Any) -> MuonState:
         state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
-        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not read; no float64 under x64
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # unused; otherwise float64 under x64
 
     return optax.GradientTransformation(init, update)
 
@@ -80,9 +80,10 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 def orthogonal(updates: Any, steps: int, model: Model) -> Any:
     """Orthogonalize matrices approximately, and scale them by `sqrt(max(1, out / in))`.
 
-    Each matrix is divided by its Frobenius norm; then `steps` times, `X <- a X + (b A + c A^2) X` with `A = X X^T`, or
-    `X <- a X + X (b A + c A^2)` with `A = X^T X` if that A is smaller. Matrices of the same shape, up to transposition, are
-    stacked and sharded over the devices. Orthogonalizing all matrices on each device would take a large part of a step.
+    Each matrix is divided by its Frobenius norm. Each of `steps` iterations computes `X <- a X + (b A + c A^2) X` with
+    `A = X X^T`, or `X <- a X + X (b A + c A^2)` with `A = X^T X` if this A is smaller. Matrices of the same shape, up to
+    transposition, are stacked and sharded over the devices. Orthogonalizing all matrices on each device would take a large
+    part of a step.
     """
     paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = []
@@ -113,7 +114,7 @@ def orthogonal(updates: Any, steps: int, model: Model) -> Any:
             x_MEO = _newton_schulz(x_MEO)
         x_MEO = _reshard(x_MEO, schedule[::-1])
 
-        # Divide the stack into its leaves again.
+        # Split the stack into its leaves.
         lengths = [len(stacks[index]) for index in indices]
         parts = jnp.split(x_MEO, np.cumsum(lengths)[:-1])
         for index, part_MEO in zip(indices, parts, strict=True):

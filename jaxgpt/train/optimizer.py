@@ -22,7 +22,8 @@ class Numbers(NamedTuple):
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
 
-    Each field is named like its setting in `config.optim`, which also decides whether gradients are clipped.
+    Each field is named like its setting in `config.optim`. Whether gradients are clipped is constant too: it depends only on
+    `config.optim.grad_clip`.
     """
 
     learning_rate: float | jax.Array
@@ -143,8 +144,8 @@ def make_optimizer(
     - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
       column means where two axes are at least 128 long, `beta2 = 1 - t^-0.8` at update t, no momentum (Shazeer & Stern 2018).
 
-    The biases of routers (`model.router_bias`) take no part in the clipping: `b <- b - router_bias_rate * sign(g)`, where
-    g is the error of an expert's load (`ops.experts.bias_loss`).
+    The biases of routers (`model.router_bias`) are not part of the global norm, and their update is
+    `b <- b - router_bias_rate * sign(g)`, where g is the error of an expert's load (`ops.experts.bias_loss`).
 
     `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: a step adds
     `(1 - beta2) * (g^2 - v)`, which bfloat16, with relative rounding errors of up to 1/256, can round away.

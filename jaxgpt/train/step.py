@@ -19,7 +19,7 @@ STEP_METRICS = ("loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_ro
 
 
 class Sums(NamedTuple):
-    """The fields of `RowSums`, without the penalty, added over the rows of a batch."""
+    """The fields of `RowSums`, without the penalty, summed over the rows of a batch."""
 
     loss: jax.Array
     counted: jax.Array

@@ -65,8 +65,8 @@ def compiled(s: Subject) -> float:
 def devices(s: Subject) -> float:
     """Compare a train step on several devices to the same step on one device.
 
-    Uses Adam with betas of 0 and an epsilon of 1. Its update `lr * g / (|g| + 1)` is proportional to small gradients. The
-    usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
+    The optimizer is Adam with betas of 0 and an epsilon of 1: for small gradients, its update `lr * g / (|g| + 1)` is
+    proportional to g. The usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     found = jax.devices()
     if len(found) < 2:
