@@ -5,32 +5,20 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
+from jaxgpt.cli.final_sample import final_sample, first_prompt, sample_command, without_bos
+from jaxgpt.cli.introduction import Introduction
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
-from jaxgpt.cli.settings import origin
-from jaxgpt.config import Config, TrainConfig
-from jaxgpt.counts import parameter_count
-from jaxgpt.data import Batches, Data, Packed, Preferences, PromptSplit, Split
-from jaxgpt.data.bos import decode_texts
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.config import TrainConfig
+from jaxgpt.data import Data, Packed, Preferences, PromptSplit
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import write_json
-from jaxgpt.lm import LM, generate
-from jaxgpt.lm.arguments import encode_prompt
-from jaxgpt.model.scan import unstack_layers
-from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
-from jaxgpt.post.preference import pair_loss
-from jaxgpt.post.reference import is_once
+from jaxgpt.parallel.processes import gather_to_host, is_leader
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
@@ -38,10 +26,6 @@ from jaxgpt.trainer.evaluation import Evaluation, Result
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
 
-QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
-LINE = 256  # maximum number of tokens decoded to find a line for the default prompt
-WORDS = 4  # maximum number of words of the default prompt
-LETTERS = 40  # maximum number of characters of the default prompt
 SHOWN = ("accuracy", "margin")  # sums of an objective that are printed with its loss
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
@@ -82,7 +66,7 @@ class RunPrinter(Listener):
         self._step = step
         self._total = config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
-        self.console.write(aligned(self._introduction(config)))
+        self.console.write(aligned(Introduction(program, data, run).lines()))
         if is_leader():
             self._update_baselines()
             self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure
@@ -163,7 +147,7 @@ class RunPrinter(Listener):
             prompt = self.data.tokenizer.decode(without_bos(self.data.tokenizer, ids))
             if params is not None:
                 with progress("compiling the sampler, and sampling"):
-                    text = self._sample(params, ids)
+                    text = final_sample(self.program, self.data.tokenizer, params, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n{self._sample_end()}\n")
         except UserError as e:  # for example, out of memory, which must not fail a complete run
             self.note(f"cannot sample: {e}")
@@ -233,102 +217,6 @@ class RunPrinter(Listener):
             parts += [f"{metrics['tokens_per_second']:,.0f} tok/s", f"{duration(metrics['seconds_left'])} left"]
         return "  ".join(parts)
 
-    def _introduction(self, config: Config) -> dict[str, str | list[str]]:
-        """Return a dict that describes the model, data, devices and directory of the run, keyed by label."""
-        model = [f"{config.preset or 'none'}, {parameter_count(self.program.abstract_weights):,} parameters"]
-        if config.lora.rank:
-            trained = parameter_count(self.program.abstract_state.params)
-            model.append(f"LoRA of rank {config.lora.rank} on {config.lora.targets}: {trained:,} trainable parameters")
-        return {
-            "preset": model,
-            "weights": f"started from {origin(config)}" if config.init_from else "",
-            "data": self._describe_data(config),
-            "devices": [self._describe_devices(), self.program.note],
-            "run": str(self.run.path),
-        }
-
-    def _describe_data(self, config: Config) -> list[str]:
-        """Return lines about the data, the length of the training, and the uniform baseline."""
-        data = self.data
-        train = config.train
-        if config.post.is_rollout:
-            return [data.source, *self._describe_rollouts(config)]
-
-        rows = f"{train.batch_size:,} x {config.window:,} tokens"
-        if config.post.is_preference:
-            rows = f"{train.batch_size:,} pairs x 2 x {config.window:,} tokens"
-            baseline = self._describe_objective(config)
-        elif config.post.is_distillation:
-            baseline = _distillation(config)
-        else:
-            V = config.model.vocab_size
-            baseline = f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
-
-        text = f"{data.characters:,} characters, " if data.characters else ""
-        held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
-        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
-        return [
-            data.source,
-            f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
-            f"{train.steps:,} steps of {rows}: {epochs:.3g} epochs",
-            baseline,
-            self._describe_reference(config, epochs),
-        ]
-
-    def _describe_objective(self, config: Config) -> str:
-        """Return the objective of a run on preference pairs, its reference, and the loss of equal scores."""
-        post = config.post
-        text = f"objective: {post.objective}, beta {post.beta:g}"
-        if post.has_reference and config.lora.rank:
-            text += ", reference: the frozen base"
-        elif post.has_reference:
-            text += f", reference: {post.reference or 'the initial weights'}"
-        if post.objective == "orpo" or post.sft:
-            return text
-        equal = float(pair_loss(jnp.zeros((1, 2)), post)[0])
-        return f"{text}; loss without a preference: {equal:.4f}"
-
-    def _describe_reference(self, config: Config, epochs: float) -> str:
-        """Return when a run on preference pairs computes its reference, or "" without one."""
-        post = config.post
-        if not (post.is_preference and post.has_reference):
-            return ""
-        if is_once(config):
-            kept = "" if config.lora.rank else ", so no copy is in memory during training"
-            return f"reference: computed once for each pair, before the first step{kept}"
-        text = "reference: computed at every step"
-        if not config.lora.rank:
-            return f"{text}, from a copy of the weights in memory"
-        if epochs > 1:
-            return f"{text}, {epochs:.3g} times for each pair; --post.reference-log-p once computes it once"
-        return text
-
-    def _describe_rollouts(self, config: Config) -> list[str]:
-        """Return lines about the rollouts and the objective of a run with rewards or a teacher."""
-        post = config.post
-        train = config.train
-        objective = _distillation(config)
-        if post.has_rewards:
-            kl = f", kl {post.kl:g} ({post.kl_estimator})" if post.kl else ""
-            objective = f"objective: {post.objective}, reward {' '.join(post.reward)}{kl}"
-        return [
-            f"{train.steps:,} steps of {train.batch_size:,} answers; {plural(train.steps_per_call, 'step')} per rollout of "
-            f"{config.rollout_answers:,} answers, {post.answers_per_prompt} to each prompt, "
-            f"{plural(post.rollout_epochs, 'epoch')}",
-            objective,
-        ]
-
-    def _describe_devices(self) -> str:
-        """Return the number and kind of the devices, the mesh and the number of processes."""
-        mesh = self.program.mesh
-        devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({jax.default_backend()})"
-        split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
-        if split:
-            devices += f": {split}"
-        if process_count() > 1:
-            devices += f", in {process_count()} processes"
-        return devices
-
     def _draw(self) -> None:
         """Draw loss.png, if a step was taken; print a note if drawing fails."""
         if not self.has_steps:  # the old run may have been restored
@@ -339,69 +227,3 @@ class RunPrinter(Listener):
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
         self._drawn = time.monotonic()
-
-    def _sample(self, params: Any, ids: list[int]) -> str:
-        """Return a prompt followed by a sample that continues it."""
-        config = self.program.config
-        tokenizer = self.data.tokenizer
-        params = jax.device_put(params, jax.local_devices()[0])
-        lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)
-        tokens = config.train.sample_tokens
-        if config.model.positions != "rope":
-            tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)
-        [out] = generate(lm, [ids or ""], max_new_tokens=tokens, key=config.train.seed)
-        return tokenizer.decode([*without_bos(tokenizer, ids), *out.ids])
-
-
-def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> list[int]:
-    """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
-
-    The default prompt consists of the first words of a line of the validation data or, for conversations and preference
-    pairs, the text before the first target. `bos_ids`: beginning-of-text ids that the data record.
-    """
-    prompt = config.train.prompt
-    if prompt == TrainConfig.prompt:
-        if isinstance(split, Packed | Preferences | PromptSplit):
-            before_target = split.prompt()
-            if len(before_target):
-                return before_target.tolist()
-        prompt = _first_words(tokenizer, split, bos_ids)
-    encoded = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
-    context = config.model.block_size
-    if len(encoded) <= context:
-        return encoded
-    return encoded[: max(context // 2, 1)]
-
-
-def _first_words(tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int]) -> str:
-    """Return the first words of a line; words with quotes are skipped if possible."""
-    ids = split.take(0, min(len(split), LINE))
-    first, *others = decode_texts(tokenizer, ids, bos_ids).split("\n")
-    # Skip the first line if possible: it may be incomplete.
-    line = next((line for line in others if line.strip()), first)
-    words = line.split()
-    without_quotes = [word for word in words if not QUOTES.intersection(word)]
-    return " ".join((without_quotes or words)[:WORDS])[:LETTERS]
-
-
-def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """Return the ids of a prompt without the ids that `jaxgpt sample` prepends to it."""
-    bos = list(tokenizer.bos_ids)
-    return ids[len(bos) :] if ids[: len(bos)] == bos else ids
-
-
-def sample_command(run: Path, prompt: str) -> str:
-    """Return the command that samples from a run, quoted for a shell."""
-    words = ["jaxgpt", "sample", str(run)]
-    if prompt.startswith("-"):
-        words.append(f"--prompt={prompt}")
-    elif prompt.strip():
-        words += ["--prompt", prompt]
-    return shlex.join(words)
-
-
-def _distillation(config: Config) -> str:
-    """Return a line about the objective of a distillation."""
-    post = config.post
-    beta = f" (beta {post.jsd_beta:g})" if post.divergence == "jsd" else ""
-    return f"objective: {post.objective}, {post.divergence} divergence{beta} from {post.reference}"

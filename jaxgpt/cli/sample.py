@@ -154,10 +154,11 @@ def _stream(lm: LM, prompt: str, ids: Any, settings: dict[str, Any]) -> Generati
     """Print a prompt and a sample as it is generated; return the sample. `ids` is the encoded prompt, or ""."""
     from jaxgpt.lm import stream
 
+    done: Generation | None = None
     print(prompt, end="", flush=True)
     for piece in stream(lm, [ids], **settings):
         print(piece.text, end="", flush=True)
-        if piece.done:
-            done = piece.done
+        done = piece.done
     print()
+    assert done is not None  # the last piece has the complete sample
     return done

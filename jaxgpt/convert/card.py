@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from jaxgpt import __version__
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, flat
+from jaxgpt.convert.card_results import Metrics, results_section, run_metrics, tasks_section
+from jaxgpt.convert.original_card import Card, original_card, split_card
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_bytes
 from jaxgpt.model.params import count_parameters
-from jaxgpt.post_settings import shown_reward
-from jaxgpt.report.baselines import read_baselines
-from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
-from jaxgpt.trainer.metrics import read_metrics
 
-Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
-
-CARD = "README.md"
-CARD_BYTES = 1 << 20  # maximum size of a card in bytes
 # Settings with paths, which stay private.
 PATHS = ("data.path", "data.mix", "data.tokenizer", "init_from", "state_from", "post.reference", "post.reward")
 # The license in a card's metadata: a name, or a list of names on the next lines.
@@ -97,15 +87,15 @@ def model_card(
         UserError: if the license is not the name of a license.
     """
     check_license(license)
-    original = _split(original_card(run, config))
-    metrics = _metrics(run)
+    original = split_card(original_card(run, config))
+    metrics = run_metrics(run)
     sections = [
         _front_matter(original, base, adapter, license),
         f"# {name}\n",
         _model(config, adapter),
         _training(metrics, info, config, base),
-        _results(run, metrics, info, config),
-        _tasks(run, info),
+        results_section(run, metrics, info, config),
+        tasks_section(run, info),
         "## How to load it\n",
         (LOAD_ADAPTER if adapter else LOAD_MODEL).format(name=name, run=name.rpartition("/")[2]),
         _serving(name, served),
@@ -119,58 +109,12 @@ def model_card(
     return "\n".join(filter(None, sections))
 
 
-def original_card(run: Path, config: Config) -> str:
-    """Return the card that a run, or a run that it descends from, was imported with, or ""."""
-    seen: set[Path] = set()
-    while run.resolve() not in seen:
-        seen.add(run.resolve())
-        card = read_card(run)
-        if card or not config.init_from:
-            return card
-        recorded, _ = parse_checkpoint(config.init_from)
-        next_to_run = run.absolute().parent / recorded.name
-        run = recorded if recorded.is_dir() else next_to_run
-        try:
-            config = Run(run).config()
-        except (OSError, UserError):  # a missing or damaged run has no further ancestors
-            return read_card(run)
-    return ""
-
-
-def read_card(directory: Path) -> str:
-    """Return the text of a directory's README.md, or "" without a readable one."""
-    with suppress(UserError):
-        text = read_bytes(directory / CARD, CARD_BYTES).decode("utf-8-sig", errors="replace")
-        return text.replace("\r\n", "\n")
-    return ""
-
-
 def check_license(name: str) -> None:
     """Raise `UserError` if a license is not an identifier of the hub, such as apache-2.0; "": no license."""
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
             f"license {short_repr(name)} is not a name of the hub: use one such as apache-2.0, mit or other"
         )
-
-
-class Card(NamedTuple):
-    """A model card.
-
-    Attributes:
-        metadata: its front matter, without the lines `---`; "": none.
-        text: the remainder.
-    """
-
-    metadata: str
-    text: str
-
-
-def _split(card: str) -> Card:
-    """Split a card into its front matter and its text."""
-    found = re.match(r"---\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
-    if found is None:
-        return Card("", card)
-    return Card(found[1] + "\n", card[found.end() :])
 
 
 def _front_matter(original: Card, base: str, adapter: bool, license: str) -> str:
@@ -212,86 +156,6 @@ def _training(metrics: Metrics, info: Info, config: Config, base: str) -> str:
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
-def _results(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
-    if config.post.objective != "next-token":
-        return _post_results(metrics, info, config)
-    evaluated = [line for line in metrics if "val_loss" in line and line["step"] == info.step]
-    if not evaluated:
-        return ""
-
-    found = evaluated[-1]
-    error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
-    text = "held-out text"
-    if not _held_out(info, config):
-        text = "the training text, because the run held out no text"
-    lines = [
-        "## Results\n",
-        "| model | loss, nats per token |",
-        "|---|---|",
-        f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |",
-        *[f"| {name} baseline | {loss:.4f} |" for name, loss in _baselines(run, found.get("val_data")).items()],
-        f"\nThe loss is on {text}; +- is the standard error over its windows.\n",
-    ]
-    return "\n".join(lines)
-
-
-def _baselines(run: Path, data: Any) -> dict[str, float]:
-    """Return the losses of the baselines of a run, keyed by name; {}: the run has none of the same data."""
-    try:
-        known = read_baselines(run)
-    except UserError:
-        return {}
-    losses: dict[str, float] = known["losses"]
-    return losses if known.get("data", data) == data else {}
-
-
-def _tasks(run: Path, info: Info) -> str:
-    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" without any."""
-    results = read_results(run, info.step)
-    if not results:
-        return ""
-    rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
-    _, *cells = table([result for result, _ in results])
-    for row, (_, facts) in zip(cells, results, strict=True):
-        rows.append(f"| {' | '.join([*row, evaluation_settings(facts)])} |")
-    versions = {facts.get("versions", {}).get("lm_eval", "unknown") for _, facts in results}
-    rows.append(
-        f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
-    )
-    return "\n".join(rows)
-
-
-def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
-    name = "val_reward" if config.post.has_rewards else "val_loss"
-    evaluated = [line for line in metrics if name in line and line["step"] == info.step]
-    if not evaluated:
-        return ""
-    found = evaluated[-1]
-    split = "held-out" if _held_out(info, config) else "training"
-    if config.post.has_rewards:
-        reward = " ".join(map(shown_reward, config.post.reward))
-        text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
-    elif config.post.is_rollout:
-        text = f"On its answers to {split} prompts, the divergence from the teacher is {found['val_loss']:.4f} nats per token."
-    elif config.post.is_distillation:
-        loss = found["val_cross_entropy"]
-        text = f"On {split} text, the divergence from the teacher is {found['val_loss']:.4f}, and the loss {loss:.4f} nats."
-    else:
-        text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."
-        if "val_accuracy" in found:
-            text += f" The reward of the chosen answer is higher in {found['val_accuracy']:.1%} of the pairs."
-    return f"## Results\n\nTrained with {config.post.objective}. {text}\n"
-
-
-def _held_out(info: Info, config: Config) -> bool:
-    """Return whether the evaluations of a run used other text than its training text."""
-    has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
-    # Earlier checkpoints do not record whether text was held out.
-    return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))
-
-
 def _settings(config: Config) -> str:
     defaults = flat(Config())
     changed = {name: value for name, value in flat(config).items() if value != defaults[name] and name not in PATHS}
@@ -323,11 +187,3 @@ def _license(original: Card, license: str) -> str:
     if LICENSE.search(original.metadata):
         return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
     return "## License\n\nUnknown: the run does not record a license.\n"
-
-
-def _metrics(run: Path) -> Metrics:
-    """Return the lines of a run's metrics.jsonl; empty: the run has no such file."""
-    path = Run(run).metrics
-    if not path.is_file():
-        return []
-    return list(read_metrics(path))

@@ -14,12 +14,13 @@ from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gguf, gguf_tokenizer
-from jaxgpt.convert.card import CARD, model_card, read_card
+from jaxgpt.convert.card import model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.files import SECOND_COPY, Weights
 from jaxgpt.convert.open_model import WRAPPERS, open_model, read_model
+from jaxgpt.convert.original_card import CARD, read_card
 from jaxgpt.convert.probes import check_change, largest_change, probe_logits
 from jaxgpt.convert.templates import with_defaults
 from jaxgpt.convert.tensors import read_leaves, rounded_weights, save_weights, skipped_tensors

@@ -26,12 +26,13 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import OF_CHATS, Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
-from jaxgpt.convert.card import CARD, model_card
+from jaxgpt.convert.card import model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.files import Weights, open_safetensors
 from jaxgpt.convert.models import Converted, imported_config
 from jaxgpt.convert.options import Options
+from jaxgpt.convert.original_card import CARD
 from jaxgpt.convert.probes import check_change, probe_logits
 from jaxgpt.convert.target_modules import TargetModule, TensorNames, modules_if_any, target_modules
 from jaxgpt.convert.tensors import to_leaves, to_tensor

@@ -78,6 +78,16 @@ class Batches:
 
     In a mixture, each source has separate epochs. `Mixture.source_of_rows` assigns each row to a source.
 
+    Args:
+        split: windows of a source or a mixture.
+        block_size: T, tokens per window.
+        batch_size: B, windows per batch.
+        seed: seed of the order.
+        sampling: as above.
+        stride: ids between the starts of windows of an epoch; 0: T.
+        first: index of the first row of step 0.
+        row_tokens: tokens per row, for the schedule of a mixture; 0: T.
+
     Attributes:
         first: index of the first row of step 0; not 0 if a resume has changed the batch size.
         per_epoch: number of windows per epoch, over all sources of the last mixture.

@@ -15,10 +15,11 @@ from jaxgpt.data.chat_files import find_files, no_conversations, read_chats
 from jaxgpt.data.chat_messages import function_names
 from jaxgpt.data.chat_records import ChatRecord, Pair
 from jaxgpt.data.chat_template import ChatTemplate, Message
+from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.skipped import Skipped
-from jaxgpt.data.tokenizer import Tokenizer, encode_continuation
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress

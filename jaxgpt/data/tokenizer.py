@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -268,53 +268,6 @@ class SubwordTokenizer(Tokenizer):
 
     def to_json(self) -> str:
         return self.library.to_str(pretty=True)
-
-
-def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:
-    """Encode the continuation of a text, so that the ids of both decode to their concatenation.
-
-    The continuation has the same ids as in the concatenation, unless a token of the concatenation crosses the boundary. Encoded
-    separately, `text` would begin with a space in tokenizers that prepend a space to every text (Llama 2, Mistral), and with
-    a new word in WordPiece.
-
-    Args:
-        before: the text, or its ids. With a `separator`, the continuation begins with a new word.
-        text: the continuation.
-
-    Returns:
-        Ids of the continuation, int32 `[n]`.
-    """
-    if tokenizer.separator or not len(before):
-        return tokenizer.encode(text)
-    if isinstance(before, str):
-        before_ids = tokenizer.encode(before)
-    else:
-        before_ids = np.asarray(before, np.int32)
-        before = tokenizer.decode(before_ids)
-
-    whole = tokenizer.encode(before + text)
-    n = len(before_ids)
-    if np.array_equal(whole[:n], before_ids):
-        return whole[n:]
-
-    # A token crosses the boundary. Take the first candidate that gives the same text.
-    wanted = tokenizer.decode(whole)
-    alone = tokenizer.encode(text)
-    candidates = [alone, *_after_anchors(tokenizer, text)]
-    for ids in candidates:
-        if tokenizer.decode([*before_ids, *ids]) == wanted:
-            return ids
-    # The text of the boundary itself changes, for example because characters are composed: add no space at least.
-    return candidates[min(1, len(candidates) - 1)]
-
-
-def _after_anchors(tokenizer: Tokenizer, text: str) -> Iterator[np.ndarray]:
-    """Yield the ids of a text after each anchor that no token joins to the text."""
-    for anchor in ANCHORS:
-        ids = tokenizer.encode(anchor)
-        joined = tokenizer.encode(anchor + text)
-        if len(ids) and np.array_equal(joined[: len(ids)], ids):
-            yield joined[len(ids) :]
 
 
 def call_tokenizers(function: Callable[[], T], what: str) -> T:

@@ -14,7 +14,8 @@ from folders import LLAMA, SMALL, TEXT, run_folder
 from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli.run_printer import RunPrinter, first_prompt, sample_command
+from jaxgpt.cli.final_sample import first_prompt, sample_command
+from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer

@@ -34,7 +34,7 @@ def test_a_sample_or_plot_that_fails_does_not_fail_the_run(monkeypatch: pytest.M
     def fails(*args: object, **settings: object) -> None:
         raise UserError("not enough memory") if settings else OSError("disk full")
 
-    monkeypatch.setattr("jaxgpt.cli.run_printer.generate", fails)
+    monkeypatch.setattr("jaxgpt.cli.final_sample.generate", fails)
     monkeypatch.setattr("jaxgpt.cli.run_printer.draw_run", fails)
     np.asarray(np.arange(200) % 9, "<u2").tofile("train.bin")
     result = jaxgpt(

@@ -19,7 +19,7 @@ import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, DataConfig, PostConfig
-from jaxgpt.convert import card
+from jaxgpt.convert import card, card_results, original_card
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
@@ -404,7 +404,7 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
 )
 def test_a_license_is_kept_in_any_form(metadata, kept, tmp_path):
     (tmp_path / "README.md").write_bytes(f"{metadata}".encode())
-    found = card._split(card.read_card(tmp_path))
+    found = original_card.split_card(original_card.read_card(tmp_path))
     assert kept in card._front_matter(found, "", adapter=False, license="")
     assert "It was copied from the original model." in card._license(found, "")
 
@@ -472,7 +472,7 @@ def test_a_card_names_the_text_of_the_loss(fraction, expected):
 def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expected):
     """Validation files are held out for every fraction."""
     info = Info(1, about={"boundaries": {"sha": boundary}})
-    assert card._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
+    assert card_results._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
 
 
 def test_a_card_omits_every_setting_with_a_path():

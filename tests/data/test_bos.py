@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from jaxgpt.cli.run_printer import first_prompt, without_bos
+from jaxgpt.cli.final_sample import first_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data import cuts, open_data, text_documents

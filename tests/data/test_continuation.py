@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxgpt.data.chat_records import Pair
+from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.tokenizer import SubwordTokenizer, encode_continuation
+from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 

@@ -1,0 +1,106 @@
+"""Sections of a model card about the results of the exported checkpoint: losses, rewards and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
+from jaxgpt.post_settings import shown_reward
+from jaxgpt.report.baselines import read_baselines
+from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
+from jaxgpt.trainer.metrics import read_metrics
+
+Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
+
+
+def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
+    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
+    if config.post.objective != "next-token":
+        return _post_results(metrics, info, config)
+    evaluated = [line for line in metrics if "val_loss" in line and line["step"] == info.step]
+    if not evaluated:
+        return ""
+
+    found = evaluated[-1]
+    error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
+    text = "held-out text"
+    if not _held_out(info, config):
+        text = "the training text, because the run held out no text"
+    lines = [
+        "## Results\n",
+        "| model | loss, nats per token |",
+        "|---|---|",
+        f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |",
+        *[f"| {name} baseline | {loss:.4f} |" for name, loss in _baselines(run, found.get("val_data")).items()],
+        f"\nThe loss is on {text}; +- is the standard error over its windows.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _baselines(run: Path, data: Any) -> dict[str, float]:
+    """Return the losses of the baselines of a run, keyed by name; {}: the run has none of the same data."""
+    try:
+        known = read_baselines(run)
+    except UserError:
+        return {}
+    losses: dict[str, float] = known["losses"]
+    return losses if known.get("data", data) == data else {}
+
+
+def tasks_section(run: Path, info: Info) -> str:
+    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" without any."""
+    results = read_results(run, info.step)
+    if not results:
+        return ""
+    rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
+    _, *cells = table([result for result, _ in results])
+    for row, (_, facts) in zip(cells, results, strict=True):
+        rows.append(f"| {' | '.join([*row, evaluation_settings(facts)])} |")
+    versions = {facts.get("versions", {}).get("lm_eval", "unknown") for _, facts in results}
+    rows.append(
+        f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
+    )
+    return "\n".join(rows)
+
+
+def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
+    """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
+    name = "val_reward" if config.post.has_rewards else "val_loss"
+    evaluated = [line for line in metrics if name in line and line["step"] == info.step]
+    if not evaluated:
+        return ""
+    found = evaluated[-1]
+    split = "held-out" if _held_out(info, config) else "training"
+    if config.post.has_rewards:
+        reward = " ".join(map(shown_reward, config.post.reward))
+        text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
+    elif config.post.is_rollout:
+        text = f"On its answers to {split} prompts, the divergence from the teacher is {found['val_loss']:.4f} nats per token."
+    elif config.post.is_distillation:
+        loss = found["val_cross_entropy"]
+        text = f"On {split} text, the divergence from the teacher is {found['val_loss']:.4f}, and the loss {loss:.4f} nats."
+    else:
+        text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."
+        if "val_accuracy" in found:
+            text += f" The reward of the chosen answer is higher in {found['val_accuracy']:.1%} of the pairs."
+    return f"## Results\n\nTrained with {config.post.objective}. {text}\n"
+
+
+def _held_out(info: Info, config: Config) -> bool:
+    """Return whether the evaluations of a run used other text than its training text."""
+    has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
+    # Earlier checkpoints do not record whether text was held out.
+    return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))
+
+
+def run_metrics(run: Path) -> Metrics:
+    """Return the lines of a run's metrics.jsonl; empty: the run has no such file."""
+    path = Run(run).metrics
+    if not path.is_file():
+        return []
+    return list(read_metrics(path))
