@@ -84,7 +84,7 @@ class Config(Section):
         return self.data.window or self.model.block_size
 
     def _check_context(self) -> Iterator[str]:
-        """Yield the error of a window that the axis `context` of the mesh does not divide: each device has two equal chunks."""
+        """Yield an error if the window has no two equal chunks for each device along `context`."""
         chunks = 2 * self.mesh.context
         if self.mesh.context == 1 or self.window % chunks == 0:
             return

@@ -34,8 +34,8 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
 def _with_bos(values: Any) -> Any:
     """Add `data.bos` to the settings of a run of jaxgpt 0.1.0, which trained on texts without a beginning-of-text token.
 
-    Pairs had the token, and imported runs have no data, so `auto` is right for these. A file without all sections was not
-    written by jaxgpt.
+    Preference pairs had the token, and imported runs have no data, so `auto` is right for both. A file without all sections
+    was not written by jaxgpt.
     """
     if not isinstance(values, Mapping) or not {"model", "data", "optim", "train", "mesh"} <= values.keys():
         return values

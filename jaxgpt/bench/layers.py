@@ -83,7 +83,7 @@ def _modules(xplane: bytes) -> Iterator[memoryview]:
 
 
 def _follow(message: memoryview, *fields: int) -> Iterator[memoryview]:
-    """Yield the values of nested fields: of the last field in each value of the field before, and so on."""
+    """Yield the values of the last of these nested fields: each value of a field is a message with the next field."""
     if not fields:
         yield message
         return

@@ -221,7 +221,7 @@ def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataCon
 
 
 def _has_other_split(info: Info, data: Data) -> bool:
-    """Return whether files of one source were renamed from training to validation, or back: their content is the same.
+    """Return whether renamed files have changed the split of a source; the content of all files together is unchanged.
 
     Checkpoints of 0.1.0 have no boundaries.
     """
@@ -239,7 +239,7 @@ def _sizes(info: Info, data: Data) -> str:
 
 
 def _file_changes(info: Info, recorded: str, data: Data) -> str:
-    """Return the files of a directory that are new, gone or different since a checkpoint, or "" if not recorded.
+    """Return the files of a directory that were added, removed or changed since a checkpoint, or "" if not recorded.
 
     Args:
         recorded: fingerprint of the directory at the checkpoint.

@@ -119,7 +119,7 @@ def best_step(infos: Mapping[int, Info]) -> int:
 
 
 def ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
-    """Return what a ranking depends on, the validation data and the evaluator: only equal ones are compared.
+    """Return the validation data and the evaluator of a ranking: only rankings with equal data and evaluator are compared.
 
     Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
     """

@@ -13,7 +13,7 @@ from jaxgpt.model.params import Model, abstract_params, flatten_params, weights
 
 
 def check_names(params: Any, model: GPT) -> None:
-    """Raise `UserError` if a model lacks one of these weights, or needs another one."""
+    """Raise `UserError` if a model lacks one of these weights, or needs a weight that is missing."""
     found = dict.fromkeys(weight_names(params))
     expected = weights(model)
     for name in found:

@@ -1,4 +1,4 @@
-"""Paths of runs: split and check a path that a user passes, and suggest an existing run for a wrong one."""
+"""Paths of runs: split and check a path that a user passes, and suggest an existing run for a wrong path."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def delete_replaced(path: Path) -> None:
     """Delete an old run that a new run has replaced, or the remainder of it; it cannot be restored afterwards."""
     replaced = path / REPLACED
     with suppress(OSError):
-        # First, so that a kill leaves no directory that looks like a run.
+        # Delete config.json first, so that a killed process leaves no directory that looks like a run.
         (replaced / "config.json").unlink(missing_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
 
@@ -298,7 +298,7 @@ def _write_draft(path: Path, config: Config, tokenizer: Tokenizer) -> Path:
 
 
 def _swap_in(draft: Path, path: Path, keep: bool = False) -> None:
-    """Move a draft to `path`, and any run there to `.replaced`; with `keep`, it stays there, see `replaced_run`."""
+    """Move a draft to `path`, and any run there to `.replaced`, where `keep` leaves it until a step (`replaced_run`)."""
     replaced = path / REPLACED
     delete_replaced(path)
     replaced.mkdir()

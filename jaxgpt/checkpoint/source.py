@@ -1,4 +1,4 @@
-"""Sources of weights: a checkpoint of a run with the base of its adapters, checked first and then read where it belongs.
+"""Sources of weights: a checkpoint of a run with the base of its adapters, checked first, then read onto its devices.
 
 `open_source` reads no weights. `WeightSource.read` reads each array with its sharding, so a device holds its shards and at most
 one more array at a time.
@@ -213,13 +213,13 @@ def open_base_of(path: str | Path, model: ModelConfig) -> WeightSource:
 
 
 def check_base(run: Run, source: WeightSource, base: FrozenBase, part: str = "base") -> None:
-    """Raise `UserError` if frozen weights differ from those of the checkpoints of a run.
+    """Raise `UserError` if frozen weights differ from the frozen weights that the checkpoints of a run record.
 
     Args:
-        run: the run that was trained with them.
-        source: where they were read.
+        run: the run that was trained with the recorded weights.
+        source: source of the weights.
         base: the weights.
-        part: name of their checksum in the checkpoints. frozen: weights of an objective, next to the base of adapters.
+        part: name of the checksum in the checkpoints. frozen: weights of an objective, in addition to the base of adapters.
     """
     infos = checkpoints(run.checkpoints).values()
     if any(info.about.get(part, base.checksum) != base.checksum for info in infos):

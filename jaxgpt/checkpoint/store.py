@@ -235,7 +235,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
 
 
 def _few_in_flight(like: Any) -> AbstractContextManager[Any]:
-    """Limit the bytes that Orbax reads at a time to the largest array: by default, it reads all arrays at once."""
+    """Limit the bytes that Orbax reads at a time: the largest array and `IN_FLIGHT`; by default, it reads all arrays."""
     ocp = import_orbax()
 
     largest = max((leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)), default=0)

@@ -99,7 +99,7 @@ class Chat:
         return self._pieces(messages, request, params, row_keys(key, 1))
 
     def _with_message(self, message: str | Message) -> list[dict[str, Any]]:
-        """Return the messages with a new one; raise `UserError` if it is malformed, or none to answer."""
+        """Return the messages with a new message; raise `UserError` if it is malformed, or is not a message to answer."""
         added = {"role": "user", "content": message} if isinstance(message, str) else message
         messages = check_messages([*self.messages, added])
         if messages[-1]["role"] in ("assistant", "system"):
@@ -108,7 +108,7 @@ class Chat:
         return messages
 
     def _limits(self, prompt_tokens: int, max_new_tokens: int | None, stop: str | Sequence[str]) -> TextParams:
-        """Return where an answer ends: at its limit or the end of the context, a stop string, or the end of the turn.
+        """Return the settings that end an answer: its limit or the end of the context, stop strings, the end of the turn.
 
         Raises:
             UserError: if the prompt fills the context, or an argument is invalid.

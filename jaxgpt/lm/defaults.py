@@ -58,7 +58,7 @@ class SamplingDefaults(NamedTuple):
 def sampling_defaults(tokenizer: Tokenizer) -> SamplingDefaults:
     """Return the sampling settings that a model recommends; `do_sample` false means temperature 0.
 
-    Invalid settings and those without an equivalent are not used.
+    Invalid settings, and settings without an equivalent, are not used.
     """
     generation = tokenizer.special.generation
     values = dict[str, Any]()

@@ -97,7 +97,7 @@ def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
 
 
 class Reuse(NamedTuple):
-    """How a prompt continues a one-row text, whose cache holds the first tokens of the prompt.
+    """A plan to continue a one-row text with a prompt: the cache of the text holds the first tokens of the prompt.
 
     Attributes:
         state: the state after the text.
@@ -157,7 +157,7 @@ def _grown_size(size: int, needed: int) -> int:
     """Return the number of slots of a cache with `size` slots that must have at least `needed` slots."""
     if needed <= size:
         return size
-    # Few different sizes, each of which compiles a program, with at most a quarter of the slots unused.
+    # Use few different sizes, because each compiles a program. Fewer than 64, or a quarter, of the slots are unused.
     step = max(round_up(needed) // 8, 64)
     return -(-needed // step) * step
 

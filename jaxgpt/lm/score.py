@@ -32,7 +32,7 @@ ACCELERATOR_TOKENS = 1 << 13  # on other platforms
 HEAD_POSITIONS = {"cpu": 1 << 7}
 ACCELERATOR_HEAD_POSITIONS = 1 << 10
 ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention computes the square of the scores
-BREAK_EVEN = 1 << 9  # number of scores whose cost equals the other work of a position, from below
+BREAK_EVEN = 1 << 9  # lower bound on the number of scores that cost as much as the other work of a position
 
 
 class Score(NamedTuple):
@@ -143,7 +143,7 @@ def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool
     common = row.common(inputs)
     before = len(row.ids)
     after = before + len(inputs) - common
-    is_whole = common in (before, len(inputs))  # one begins with all of the other: no further work
+    is_whole = common in (before, len(inputs))  # one text is the beginning of the other: nothing is computed twice
     if is_whole or not may_branch:
         return is_whole
     more_scores = after**2 - before**2 - len(inputs) ** 2
@@ -151,7 +151,7 @@ def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool
 
 
 def _round_length(n: int, least: int = 16) -> int:
-    """Round a length up to a quarter of a power of two, at least `least`: few shapes, and at most a quarter of padding."""
+    """Round a length up to a multiple of `least`, or of an eighth of the next power of two if larger: few shapes."""
     step = max(round_up(n) // 8, least)
     return math.ceil(n / step) * step
 

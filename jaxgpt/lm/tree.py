@@ -26,7 +26,7 @@ class Tree:
         position: position of each node in its texts.
         end: node after the last descendant of each node.
         paths: the nodes of each text, keyed by the index of the text.
-        branches: whether the texts are more than the beginnings of one text.
+        branches: whether a node has several children; otherwise, all texts are beginnings of one text.
     """
 
     def __init__(self, text: int, inputs: list[int]) -> None:

@@ -108,7 +108,7 @@ def distillation_objective(
         def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> Any:
             return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
 
-        # Chunks of both models' states together: one pass over the positions.
+        # Join the hidden states of both models, so that one pass over the positions computes both logits.
         x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
         if has_only_answers(longest, targets_BT.shape[1]):
             found = of_answers(all_losses, x_BTD, targets_BT, longest)

@@ -12,7 +12,7 @@ def dpo_loss(margin_B: jax.Array, beta: float, label_smoothing: float = 0.0) -> 
     Direct preference optimization (Rafailov et al. 2023); with e > 0, conservative DPO (Mitchell 2023).
 
     Args:
-        margin_B: m, the difference of chosen and rejected answer in `log p(answer) - log p_reference(answer)`.
+        margin_B: m, `log p(answer) - log p_reference(answer)` of the chosen answer minus the same of the rejected answer.
         beta: strength of the reference.
         label_smoothing: e, assumed fraction of swapped pairs.
     """
@@ -47,7 +47,7 @@ def simpo_loss(margin_B: jax.Array, beta: float, target: float = 0.0) -> jax.Arr
     """Compute the SimPO loss `-log sigmoid(beta m - target)` of each pair, `[B]` (Meng et al. 2024).
 
     Args:
-        margin_B: m, the difference of chosen and rejected answer in log p per token; without a reference.
+        margin_B: m, log p per token of the chosen answer minus log p per token of the rejected answer.
         beta: factor of the margin.
         target: target margin (gamma).
     """

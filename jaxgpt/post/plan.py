@@ -24,9 +24,10 @@ class Rows:
 
 
 def work_of(config: Config) -> tuple[Config, Work]:
-    """Return the config of a step without its objective, and the objective: a plan changes the number of rows.
+    """Return the config of a plan, and the objective of its steps.
 
-    With adapters, their frozen base is the reference, and part of every program.
+    The config has no objective and takes one step per call, because a plan changes the number of rows, which the checks of an
+    objective could reject. With adapters, the reference is their frozen base, a part of every program.
     """
     post = config.post
     if post.objective == "next-token":

@@ -43,7 +43,7 @@ def advantages(reward_PG: np.ndarray, kind: str) -> np.ndarray:
     centered: `r - mean`; normalized: `(r - mean) / (std + 1e-4)`, with the unbiased standard deviation of the group;
     leave-one-out: r minus the mean of the other answers, `(r - mean) G / (G - 1)`.
     """
-    # Without the first reward, so that equal rewards have the advantage 0, not a rounding error divided by 1e-4.
+    # Subtract the first reward, so that equal rewards have the advantage 0, not a rounding error divided by 1e-4.
     reward_PG = reward_PG.astype(np.float64)
     reward_PG = reward_PG - reward_PG[:, :1]
     centered_PG = reward_PG - reward_PG.mean(1, keepdims=True)
@@ -87,8 +87,9 @@ def policy_objective(
     `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards. With `settings.mask_truncated`, float32
     `[B]` `counted` is 0 for answers without a loss. They still count as answers in means over answers, as in TRL.
 
-    The metrics are means over answers: `metrics` of the batch, `answer_tokens`, `clipped` (fraction of tokens), `kl`, and
-    `entropy`, the mean `-log p` of the tokens when they were drawn, which estimates the policy's entropy in nats per token.
+    The metrics `answer_tokens` and the `metrics` of the batch are means over answers. `clipped` (fraction of tokens), `kl` and
+    `entropy` are means over the tokens of each answer, averaged over answers (dapo: means over all tokens). `entropy` is the
+    mean of `-log p` of the tokens when they were drawn, which estimates the policy's entropy in nats per token.
 
     Args:
         apply_fn: `model.apply`.

@@ -37,7 +37,7 @@ def preference_objective(
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
         sft_tokens: divisor of the cross entropy with `settings.sft`, such as the mean length of the chosen answers; 0: the
             length of each answer.
-        penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean of both answers.
+        penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean over both answers.
     """
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:

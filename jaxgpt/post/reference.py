@@ -1,4 +1,4 @@
-"""Log probabilities of preference pairs under the reference, computed before training: in training, no copy of it is needed."""
+"""Log probabilities of preference pairs under the reference, computed before training, which then needs no reference."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ReferenceOnce:
 
     `build` reads the reference onto the devices. The value itself is the feed (`Start.feed`): a call computes the log
     probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With adapters,
-    the reference is their base, which stays.
+    the reference is their base, which training keeps.
 
     Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run has the same bits.
 
@@ -116,7 +116,7 @@ class ReferenceOnce:
         self.val: ReferencedPairs | None = None
 
     def build(self, config: Config, frozen: Any = None, **parts: Any) -> Program:
-        """Build the program of a config, and read the reference; arguments as for `trainer.program.build`."""
+        """Build the program of a config, and read the reference; arguments as for `trainer.build.build`."""
         if config.lora.rank:
             program = self._build(config, frozen=frozen, **parts)
             self._reference = program.reference
@@ -134,8 +134,8 @@ class ReferenceOnce:
         rows = program.microbatches.rows
         feed = PairFeed(program, data, last)
 
-        # Microbatches of pairs in the order of their first use, from step 0, which a resume does not change. Those before the
-        # checkpoint are omitted if no later step uses them. A changed batch size changes the order.
+        # Microbatches of pairs in the order of their first use, from step 0, which a resume does not change. Microbatches that
+        # no step after the checkpoint uses are omitted. A changed batch size changes the order.
         step = last.step if last else 0
         end = config.train.steps
         order = first_uses(feed.batches, range(step if feed.batches.first else 0, end))
@@ -169,7 +169,7 @@ class ReferenceOnce:
 
 @dataclass(frozen=True)
 class ReferencedLoss:
-    """The evaluator of a run that computes its reference once: as `ValidationLoss`, on the held-out pairs of the feed."""
+    """The evaluator of a run that computes its reference once: like `ValidationLoss`, but on the held-out pairs of the feed."""
 
     once: ReferenceOnce
     ranks_by: ClassVar[str] = "loss"

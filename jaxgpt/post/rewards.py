@@ -89,7 +89,7 @@ def metric_of(name: str) -> str:
 
 
 def metrics_of(names: Collection[str]) -> list[str]:
-    """Return the metrics of rewards, which are the keys of `rewards_of`: the reward and, of several, each reward."""
+    """Return the metrics of rewards, which are the keys of `rewards_of`: the sum and, if there are several, each reward."""
     return ["reward", *(metric_of(name) for name in names if len(names) > 1)]
 
 
@@ -162,9 +162,9 @@ def _expected(record: Mapping[str, Any], field: str) -> str:
 
 
 def _exact(field: str) -> Reward:
-    """1 if a text equals the field of its record, without white space at the ends; otherwise 0.
+    """Return a reward: 1 if a text equals the field of its record, without white space at the ends; otherwise 0.
 
-    A column of integers with gaps has the number 4.0 for 4, so both spellings equal it.
+    In tables, a column of integers with missing values has 4.0 instead of 4, so both spellings are accepted.
     """
 
     def one(text: str, record: Mapping[str, Any]) -> float:
@@ -187,7 +187,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def _number(field: str) -> Reward:
-    """1 if the last number of a text equals the last number in the field of its record; otherwise 0."""
+    """Return a reward: 1 if the last number of a text equals the last number in the field of its record; otherwise 0."""
 
     def one(text: str, record: Mapping[str, Any]) -> float:
         expected = last_number(_expected(record, field))
@@ -202,7 +202,7 @@ def _number(field: str) -> Reward:
 
 
 def _matches(pattern: str) -> Reward:
-    """1 if a text contains a match of a pattern; otherwise 0."""
+    """Return a reward: 1 if a text contains a match of a pattern; otherwise 0."""
     try:
         compiled = re.compile(pattern)
     except re.error as e:
@@ -215,7 +215,7 @@ def _matches(pattern: str) -> Reward:
 
 
 def _is_json(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """1 if a text is valid JSON; otherwise 0."""
+    """Return 1 for each text that is valid JSON; otherwise 0."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")

@@ -110,9 +110,9 @@ class Rollouts:
     def _log_probabilities(self, rollout: dict[str, Any], state: TrainState) -> dict[str, Any]:
         """Compute the log probabilities of the answers in training and, with a KL penalty, of the reference.
 
-        The sampler must have computed the same probabilities as training, up to rounding (law). In float32, this is checked on
-        the answers to the first prompt: all answers would take a quarter of the update. In bfloat16, the objective uses those
-        of training, so that the first ratio is 1.
+        The sampler must have computed the same probabilities as training, up to rounding. This is checked on the first answers
+        (`checked_answers`), because checking all answers in float32 would take a quarter of the update. In bfloat16, the
+        objective of rewards uses the log probabilities of training for all answers, so that the first ratio is 1.
         """
         config = self.program.config
         rows = checked_answers(config)
@@ -328,7 +328,7 @@ def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
 
 
 class RewardResult(NamedTuple):
-    """The rewards of the most probable answers to the held-out prompts, with their standard error.
+    """The rewards of greedy answers to the held-out prompts, with their standard error.
 
     Attributes:
         reward: mean reward.
@@ -409,7 +409,7 @@ def answers_to(
 
 @dataclass(frozen=True)
 class HeldOutReward:
-    """An evaluator: the mean reward of the most probable answers, on up to `train.eval_windows` prompts (0: all).
+    """An evaluator: the mean reward of greedy answers, on up to `train.eval_windows` prompts (0: all).
 
     The prompts are the validation split of `Watch.data`.
     """

@@ -150,7 +150,7 @@ def different_setting(a: ModelConfig, b: ModelConfig) -> str:
 def frozen_of(config: Config, run: Run | None = None) -> Any:
     """Return `Start.frozen` of a run: the path of the reference, RUN/checkpoints/STEP, or `()`.
 
-    With adapters, the trainer freezes their base, which is the reference, except of a distillation.
+    With adapters, the trainer freezes their base, which is also the reference, except in distillation.
 
     Args:
         config: settings of the run.

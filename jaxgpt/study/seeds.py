@@ -273,7 +273,7 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
 
     Args:
         found: the difference.
-        parts: losses `[S, W]`, whose means add up to the difference: of the pairs, or of both groups.
+        parts: losses `[S, W]` of the pairs or of both groups; their means add up to the difference.
         shares_W: number of tokens of each window, divided by its mean.
     """
     W = len(shares_W)

@@ -22,7 +22,7 @@ from jaxgpt.ops.sharding import shards
 
 
 class RowSums(NamedTuple):
-    """The sums that an objective computes for each row of a batch; training adds the rows, evaluation reports each.
+    """The sums that an objective computes for each row of a batch; training adds them over rows, evaluation keeps each row.
 
     Attributes:
         loss_B: summed loss, float32.
@@ -278,7 +278,7 @@ def has_only_answers(longest: int, T: int) -> bool:
 def of_answers(
     function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
 ) -> Any:
-    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions that begin at the first target.
+    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions starting at the first target.
 
     A is `longest`. The results are 0 at all other positions.
     """

@@ -94,7 +94,7 @@ def make_program(
 
 
 def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
-    """Return the shapes of frozen arrays, with stacked layers if training uses them; weights of a `frozen_model` in boxes.
+    """Return the shapes of frozen arrays, with stacked layers if training uses them; a `frozen_model` has linen's boxes.
 
     Without frozen arrays, adapters have random weights as their base. Arguments as for `make_program`, with the shapes of the
     result of `fresh`.
@@ -136,7 +136,7 @@ def build(
             the base weights (None: random weights), or a `train.loss.FrozenParts` of base weights and other arrays; otherwise,
             for example, a reference model. The arrays are sharded as by `shardings_like`. It may be a function from a `Place`
             to weights of the model, which reads them with their shardings.
-        frozen_model: architecture of the weights that the function `frozen` reads; None: as the trained model.
+        frozen_model: architecture of the weights that the function `frozen` reads; None: the trained model's.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;

@@ -64,7 +64,7 @@ NO_RUN = Watch()  # for an evaluation outside a run
 
 
 class Measured(NamedTuple):
-    """The result of a custom evaluator: numbers by name, and their ranking; NaN: none, as only the first evaluator needs it."""
+    """The result of a custom evaluator: numbers by name, and the ranking; NaN: no ranking, which only the first needs."""
 
     metrics: Mapping[str, float]
     ranking: float = math.nan
@@ -140,7 +140,7 @@ def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: An
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The evaluator of a run by default: the loss on a split; before the last evaluation, on `train.eval_windows`.
+    """The default evaluator of a run: the loss on a split; before the last evaluation, on `train.eval_windows` windows of it.
 
     Attributes:
         split: the split; None: the validation split of the run.

@@ -70,7 +70,7 @@ class Listener:
         """Called at the end of a run that did not fail, even if it was stopped."""
 
     def failed(self, error: BaseException) -> None:
-        """Called if an error ends the run, also before `started`."""
+        """Called if an error ends the run, including before `started`."""
 
 
 class StageProgress(Progress):

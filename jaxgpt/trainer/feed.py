@@ -25,8 +25,8 @@ class Feed(Protocol):
     """The batches of a run: a pure function of (seed, step), or of (seed, step, state). A resumed run needs no other state.
 
     Attributes:
-        reads_state: whether `at` reads the state, such as a rollout. If so, batches are not prefetched, and every call takes
-            exactly `train.steps_per_call` steps: its batches may all depend on the state before the call.
+        reads_state: whether `at` reads the state, as for rollouts. If so, batches are not prefetched, and every call takes
+            exactly `train.steps_per_call` steps, because all its batches may depend on the state before the call.
         spec: shapes and dtypes of the rows of a batch, from `row_spec`.
     """
 

@@ -67,7 +67,7 @@ def check_given(run: Run, last: Info, given: Mapping[str, str], evaluators: Any)
         evaluators: evaluators of the resumed run; empty: from the settings.
 
     Returns:
-        a note if the checkpoints are ranked by a different evaluator than before, otherwise "".
+        A note if the checkpoints are ranked by a different evaluator than before, otherwise "".
 
     Raises:
         UserError: if a part is missing.

@@ -85,7 +85,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     about = weights.about() | {"given": start.given(program)}
 
     with opened_run(start, program, data, last, about, listener) as run, guarded(run, program, listener) as monitor:
-        # State, while the step is compiled. Settings that cannot be compiled or saved do not replace those of the run.
+        # State, while the step is compiled. The settings of the run are replaced only after they could be compiled and saved.
         listener = Listeners(monitor, listener)
         listener.started(program, data, run, first)
         feed = start.feed(program, data, last)
@@ -127,7 +127,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
 @contextmanager
 def guarded(run: Run, program: Program, listener: Listener) -> Iterator[Monitor]:
-    """Yield the monitor of a run, which signals stop and whose failures are explained (`failures`)."""
+    """Yield the monitor of a run; in the context, signals stop the run, and its failures are explained (`failures`)."""
     with (
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
@@ -155,7 +155,7 @@ class Evaluate:
     monitor: Monitor
 
     def __call__(self, state: TrainState) -> bool:
-        """Return whether the evaluation was completed; False: interrupted, and nothing is saved."""
+        """Evaluate and save a state; return False if the evaluation was interrupted, so that nothing is saved."""
         record = self.record
         record.read()  # error if the run has diverged
         began = time.perf_counter()

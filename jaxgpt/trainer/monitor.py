@@ -41,7 +41,7 @@ class Status(NamedTuple):
 
     step: int  # steps whose metrics it has read
     activity: str
-    seconds: float  # since its last progress
+    seconds: float  # time since its last progress
 
 
 class Monitor(Listener):
@@ -144,7 +144,7 @@ class Monitor(Listener):
         return Status(self.step, self.activity, self.clock() - self._at)
 
     def explain(self) -> str:
-        """Describe the process that others wait for: one that does not compute, otherwise the last one."""
+        """Describe the process that the others wait for: if possible, one that does not compute, at the earliest step."""
         own = self._own_status()
         found = parsed(statuses())
         if not found:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _Call = tuple[Future[T], A]
 
 LEAVING = 5.0  # maximum seconds to wait for the thread at the end, for example if a file system hangs
-EVERY = 0.1  # seconds between two questions whether to stop
+EVERY = 0.1  # seconds between two calls of `stopping`
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
 
 
 def _work(function: Callable[[A], T], calls: SimpleQueue[_Call[T, A] | None]) -> None:
-    """Call the function with each argument of the queue, until the queue has None."""
+    """Call the function with each argument in the queue; return when the queue contains None."""
     while True:
         call = calls.get()
         if call is None:

@@ -1,4 +1,4 @@
-"""Program: the functions of a run on a mesh: initial state, train step, evaluation, and calls of any function."""
+"""Program: the functions of a run on a mesh, such as initial state, train step and evaluation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Program:
         rules: the complete sharding table.
         ops: operations of the decoder.
         model: the decoder, without weights.
-        objective: objective of training and evaluation, `(params, batch, key, frozen) -> RowSums`; with adapters, it merges.
+        objective: objective of training and evaluation, `(params, batch, key, frozen) -> RowSums`; it merges adapters.
         optimizer: as in `build`; None: from the config.
         abstract: shapes and shardings of all arrays.
         fresh: function from a seed to random weights and the initial state.
@@ -121,7 +121,7 @@ class Program:
         return math.prod(self.microbatches)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the number of rows on the devices: `train.batch_size` rows are padded for `step`, others for `call`."""
+        """Return the number of rows with padding: for `step` if there are `train.batch_size` rows, otherwise for `call`."""
         if rows == self.config.train.batch_size:
             return self.rows_per_step
         ways = batch_ways(self.mesh)
@@ -203,7 +203,7 @@ class Program:
             state = nn.unbox(stacked(self.config, state))
             return state._replace(params=())
 
-        # The parameters are not an argument that is returned: XLA would copy them.
+        # `others` does not return the parameters, because XLA would copy an argument that is returned.
         params = put_stacked(self.config, params, like.params, donate)
         if not donate:
             params = compute(self.mesh, lambda params: params, params, like.params)
@@ -345,7 +345,7 @@ class Program:
         )
 
     def on_mesh(self) -> AbstractContextManager[None]:
-        """Map the logical axes of layers to the axes of the mesh within the context."""
+        """Return a context that sets the mesh, and maps the logical axes of layers to its axes."""
         return use_mesh(self.mesh, self.config.model, self.rules, length=self.config.window)
 
     def _run(self, function: Any, *args: Any) -> Any:

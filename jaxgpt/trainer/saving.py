@@ -65,7 +65,7 @@ class Checkpoints:
             self.best = tuple(first.about.get("best", self.best))
 
     def evaluation(self, state: Any, ranking: float) -> None:
-        """Save a state after its evaluation; checkpoints are compared by the ranking, the lowest is the best."""
+        """Save a state after its evaluation; the checkpoint with the lowest ranking is the best."""
         step = self.record.done
         self.evaluated = step
         if math.isfinite(ranking):
@@ -123,7 +123,7 @@ class Checkpoints:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end; also after an error of all processes, if the state is intact.
+        """Context manager: save the last state at the end, including after an error in all processes, if the state is intact.
 
         The last line of the metrics file records how the run ended. On exit, the metrics file and the saver are closed.
 

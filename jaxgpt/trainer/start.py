@@ -38,7 +38,7 @@ from jaxgpt.trainer.resume import check_resume
 
 
 class Start(NamedTuple):
-    """Training job: a new run in `out`, or the continuation of `run`.
+    """A training job: a new run in `out`, or the continuation of `run`.
 
     Attributes:
         config: settings of the run.

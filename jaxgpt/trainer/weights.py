@@ -82,7 +82,7 @@ class InitialWeights(NamedTuple):
         return facts
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that every checkpoint records, and a resumed run must match, after the weights are read."""
+        """Return facts that every checkpoint records and a resumed run must match; call this after reading the weights."""
         *_, last = self.parts
         checksums = {last: self.checksum}
         for part, each in self.parts.items():
@@ -210,7 +210,7 @@ def open_frozen(path: str, config: Config) -> WeightSource:
 
 
 def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
-    """Return the state before the first step: of the checkpoint `last`, of a different run, or new."""
+    """Return the state before the first step: from the checkpoint `last`, from a different run, or new."""
     if last:
         return program.restore(run.checkpoints, last.step)
     if weights.state:

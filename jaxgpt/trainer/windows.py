@@ -43,7 +43,7 @@ class WindowLosses(NamedTuple):
 
     @property
     def shares(self) -> np.ndarray:
-        """Number of tokens of each window, divided by its mean."""
+        """Number of tokens of each window, divided by the mean number of tokens of a window."""
         return self.counts_W / self.counts_W.mean()
 
 
@@ -61,7 +61,7 @@ def digest(rows: Windows) -> str:
 
 
 def write_windows(run: Path, step: int, loss: float, losses: WindowLosses) -> None:
-    """Write the losses of the evaluation after `step` steps, with its mean loss, in place of an earlier one."""
+    """Write the losses of the evaluation after `step` steps, with its mean loss; replace the file of an earlier one."""
     entries = {
         "step": step,
         "val_loss": loss,
@@ -73,7 +73,7 @@ def write_windows(run: Path, step: int, loss: float, losses: WindowLosses) -> No
 
 
 def read_windows(run: Path, line: Mapping[str, Any]) -> WindowLosses | None:
-    """Read the losses of an evaluation; None: the run has no file, or the file is of a different evaluation.
+    """Read the losses of an evaluation; None: the run has no file, or the file is from a different evaluation.
 
     Args:
         run: the run.
