@@ -78,7 +78,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     T, S = weights.shape[-2:]
     if weights.ndim == 2:
         keys = [str(i) for i in range(S)] if tokens is None else tokens
-        return _cells(weights, keys, keys[S - T :], ("key", "query", "attention"), title)
+        return _cells(weights, _Labels(keys, keys[S - T :], x="key", y="query", bar="attention"), title)
 
     columns = math.ceil(math.sqrt(1.5 * len(weights)))
     rows = math.ceil(len(weights) / columns)
@@ -111,7 +111,7 @@ def lens(
     """
     numbers = np.asarray(probabilities, np.float64)
     width = 0.85 if words else 0.4
-    figure = _cells(numbers, tokens, None, ("token", "layer", "probability"), title, width)
+    figure = _cells(numbers, _Labels(tokens, None, x="token", y="layer", bar="probability"), title, width)
     [axes, *_] = figure.axes
     for layer, row in enumerate(words or ()):
         for position, word in enumerate(row):
@@ -133,7 +133,8 @@ def patching(
     """
     numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    return _cells(numbers, tokens, None, ("token", "layer", label), title, width=0.4, limits=(-most, most))
+    labels = _Labels(tokens, None, x="token", y="layer", bar=label)
+    return _cells(numbers, labels, title, width=0.4, limits=(-most, most))
 
 
 @styled()
@@ -276,20 +277,29 @@ def _check_runs(runs: Mapping[str, Lines], x: str) -> None:
         raise UserError("no runs to draw: pass the metrics of at least one run")
 
 
-def _cells(
-    values: np.ndarray,
-    columns: Sequence[str],
-    rows: Sequence[str] | None,
-    names: tuple[str, str, str],
-    title: str,
-    width: float = 0.3,
-    limits: tuple[float, float] = (0.0, 1.0),
-) -> Figure:
-    """Draw a matrix as a heatmap, the first row at the top, with cells `width` inches wide.
+class _Labels(NamedTuple):
+    """The labels of a heatmap.
 
-    columns, rows: labels; rows None: indices. names: labels of the horizontal axis, the vertical axis and the color bar.
+    Attributes:
+        columns: label of each column.
+        rows: label of each row; None: its index.
+        x, y: names of the horizontal and the vertical axis.
+        bar: name of the values, at the color bar.
     """
-    rows = [str(i) for i in range(len(values))] if rows is None else rows
+
+    columns: Sequence[str]
+    rows: Sequence[str] | None
+    x: str
+    y: str
+    bar: str
+
+
+def _cells(
+    values: np.ndarray, labels: _Labels, title: str, width: float = 0.3, limits: tuple[float, float] = (0.0, 1.0)
+) -> Figure:
+    """Draw a matrix as a heatmap, the first row at the top, with cells `width` inches wide, in colors between `limits`."""
+    columns = labels.columns
+    rows = [str(i) for i in range(len(values))] if labels.rows is None else labels.rows
     if values.shape != (len(rows), len(columns)):
         raise UserError(
             f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {list(values.shape)}"
@@ -311,8 +321,8 @@ def _cells(
         steep = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)
     axes.set_yticks(range(0, len(left), y), left[::y], fontsize=8)
-    axes.set(xlabel=names[0], ylabel=names[1], title=drawable(title))
-    _add_bar(image, [axes], names[2])
+    axes.set(xlabel=labels.x, ylabel=labels.y, title=drawable(title))
+    _add_bar(image, [axes], labels.bar)
     return figure
 
 

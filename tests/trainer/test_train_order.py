@@ -21,9 +21,10 @@ from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer import loop, saving
 from jaxgpt.trainer import record as record_module
+from jaxgpt.trainer.calls import is_evaluated, plan_calls
 from jaxgpt.trainer.evaluation import Measured, Watch
 from jaxgpt.trainer.events import Listener
-from jaxgpt.trainer.loop import Start, is_evaluated, plan_calls, train
+from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.record import LAG
 from jaxgpt.trainer.saving import SAVE, STOP
 
