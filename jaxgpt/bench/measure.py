@@ -82,9 +82,7 @@ def benchmark(
     program = run.program
     limits = _limits(program)
 
-    memory = run.compiled.memory_analysis()
     flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
-    tokens = config.train.batch_size * config.window
     device = program.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
@@ -93,15 +91,7 @@ def benchmark(
         "parameters": parameter_count(program.abstract_weights),
         "compute_dtype": config.train.compute_dtype,
         "start_seconds": run.start_seconds,
-        "step": {
-            "seconds": step,
-            "range": [min(times), max(times)],
-            "steps": len(times) * run.steps.each,
-            "tokens": tokens,
-            "tokens_per_second": tokens / step,
-            "mfu": tokens / step * flops / limits["flops_per_second"],
-            "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
-        },
+        "step": _step_results(run, times, flops / limits["flops_per_second"]),
         "where": where,
         "input_seconds": statistics.median(run.steps.input_seconds),
         "limits": limits,
@@ -111,6 +101,26 @@ def benchmark(
         progress.stage("generating")
         results["decode"] = _decode(program, limits["bytes_per_second"])
     return results
+
+
+def _step_results(run: _Started, times: list[float], mfu: float) -> dict[str, Any]:
+    """Return the results of the measured training steps, from the seconds of a step in each call.
+
+    `mfu` is the MFU at one token per second.
+    """
+    config = run.program.config
+    memory = run.compiled.memory_analysis()
+    seconds = statistics.median(times)
+    tokens = config.train.batch_size * config.window
+    return {
+        "seconds": seconds,
+        "range": [min(times), max(times)],
+        "steps": len(times) * run.steps.each,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "mfu": tokens / seconds * mfu,
+        "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
+    }
 
 
 class _Started(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,28 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     return {kind: time / whole for kind, time in times.items()}
 
 
+@dataclass
+class _Open:
+    """An event that has not ended at the present time."""
+
+    end: float
+    name: str
+    own: float  # self time, without the nested events so far
+
+
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
     """Yield name and self time (without nested events) of each event (start, end, name) of a thread."""
-    open_events: list[list[Any]] = []  # stack of [end, name, self time]
+    stack: list[_Open] = []  # each event is nested in the one before
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
-        while open_events and open_events[-1][0] <= start:
-            _, ended, own = open_events.pop()
-            yield ended, own
-        if open_events:
-            open_events[-1][2] -= min(end, open_events[-1][0]) - start
-        open_events.append([end, name, end - start])
-    yield from ((name, own) for _, name, own in open_events)
+        while stack and stack[-1].end <= start:
+            ended = stack.pop()
+            yield ended.name, ended.own
+        if stack:
+            outer = stack[-1]
+            outer.own -= min(end, outer.end) - start
+        stack.append(_Open(end, name, own=end - start))
+    for event in stack:
+        yield event.name, event.own
 
 
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
