@@ -13,6 +13,7 @@ from jaxgpt.cli.options import Weights
 from jaxgpt.cli.output import aligned, columns, known, note, print_result, progress
 
 if TYPE_CHECKING:
+    from jaxgpt.lm import LM
     from jaxgpt.tasks.record import TaskResult
 
 
@@ -37,26 +38,12 @@ class TaskOptions(NamedTuple):
 def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions, json: bool) -> int:
     """Evaluate a run on tasks, print the results and keep them in the run."""
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.tasks.load import harness_version, open_tasks, split_names
+    from jaxgpt.provenance import versions
+    from jaxgpt.tasks.load import harness_version
 
     recorded = open_run(Path(run))
     version = harness_version()
-    with progress("finding the tasks") as activity:
-        shots = None if options.shots < 0 else options.shots
-        tasks = open_tasks(split_names(options.names), options.path, shots, activity)
-
-        from jaxgpt.lm import load
-        from jaxgpt.provenance import versions
-        from jaxgpt.tasks.record import read_results
-
-        read_results(recorded.path)  # integrity check before the work
-        activity.stage("loading")
-        lm = load(run, checkpoint, None if weights == "float32" else weights)
-
-        activity.stage("evaluating")
-        results = tasks.evaluate(
-            lm, limit=options.limit or None, chat_template=options.chat_template, progress=activity
-        )
+    lm, results = _evaluate(run, recorded.path, checkpoint, weights, options)
 
     facts: dict[str, Any] = {
         "step": int(lm.source.rpartition(" ")[2]),  # "RUN, step N"
@@ -77,6 +64,36 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
     }
     values = [asdict(each) | {"value": known(each.value)} for each in results]
     return print_result(json, {"run": run, "model": lm.source, **facts, "tasks": values}, _text(about, results))
+
+
+def _evaluate(
+    run: str, path: Path, checkpoint: str, weights: Weights, options: TaskOptions
+) -> tuple[LM, list[TaskResult]]:
+    """Load tasks and a model, and evaluate the model; also return the model.
+
+    Args:
+        run: run, or RUN/checkpoints/STEP, as given.
+        path: directory of the run.
+        checkpoint: `best`, `last` or a step.
+        weights: type to round the weights to.
+        options: the tasks and their settings.
+    """
+    from jaxgpt.lm import load
+    from jaxgpt.tasks.load import open_tasks, split_names
+    from jaxgpt.tasks.record import read_results
+
+    with progress("finding the tasks") as activity:
+        shots = None if options.shots < 0 else options.shots
+        tasks = open_tasks(split_names(options.names), options.path, shots, activity)
+
+        read_results(path)  # integrity check before the work
+        activity.stage("loading")
+        lm = load(run, checkpoint, None if weights == "float32" else weights)
+
+        activity.stage("evaluating")
+        limit = options.limit or None
+        results = tasks.evaluate(lm, limit=limit, chat_template=options.chat_template, progress=activity)
+    return lm, results
 
 
 def _keep(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:

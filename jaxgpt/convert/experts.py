@@ -83,6 +83,7 @@ MIXTRAL = llama.MISTRAL._replace(
     read=_read_mixtral,
 )
 QWEN_OPTIONS = llama.with_defaults(
+    "intermediate_size",  # the width of layers without experts
     vocab_size=151936,
     hidden_size=2048,
     num_hidden_layers=24,
@@ -93,7 +94,6 @@ QWEN_OPTIONS = llama.with_defaults(
     "num_experts_per_tok": ("experts_per_token", 8),
     "moe_intermediate_size": ("n_inner", 768),
 }
-del QWEN_OPTIONS["intermediate_size"]  # the width of layers without experts
 QWEN3_MOE = llama.LLAMA._replace(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),

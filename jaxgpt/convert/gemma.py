@@ -22,6 +22,7 @@ NORMS = {
     "post_feedforward_layernorm": "ln_2_out",
 }
 OPTIONS = llama.with_defaults(  # defaults of Gemma3TextConfig
+    "hidden_act",
     vocab_size=262_208,
     hidden_size=2304,
     intermediate_size=9216,
@@ -35,7 +36,6 @@ OPTIONS = llama.with_defaults(  # defaults of Gemma3TextConfig
     "hidden_activation": ("activation", "gelu_pytorch_tanh"),
     "final_logit_softcapping": ("logit_softcap", 0.0),
 }
-del OPTIONS["hidden_act"]
 GLOBAL_THETA = 1_000_000.0
 LOCAL_THETA = 10_000.0
 SCALAR = 256  # default of query_pre_attn_scalar

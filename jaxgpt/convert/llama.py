@@ -69,9 +69,13 @@ def make_form(
     return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
 
 
-def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
-    """Return `OPTIONS` with some defaults replaced."""
-    return {name: (setting, defaults.get(name, default)) for name, (setting, default) in OPTIONS.items()}
+def with_defaults(*omitted: str, **defaults: Any) -> dict[str, tuple[str, Any]]:
+    """Return `OPTIONS` without the omitted options, and with some defaults replaced."""
+    options = {}
+    for name, (setting, default) in OPTIONS.items():
+        if name not in omitted:
+            options[name] = (setting, defaults.get(name, default))
+    return options
 
 
 def write_rope_options(config: ModelConfig) -> dict[str, Any]:

@@ -124,33 +124,34 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
     if isinstance(prompt, list) and is_speaker(prompt[-1:], "assistant"):
         raise UserError(ANSWERED)
 
-    # The prompt of two texts is their common beginning. Two lists of messages may begin with the prompt, or repeat its end.
-    if isinstance(chosen, str):
-        if prompt is None:
-            _check_place(fields)
-            name = "prompt"
-            prompt, chosen, rejected = _split_texts(chosen, rejected)
-    else:
-        messages = [comparable(each) for each in chosen]
-        shared = _shared(messages, [comparable(each) for each in rejected])
-        if isinstance(prompt, list):
-            shared = _repeated([comparable(each) for each in prompt], messages[:shared])
-        elif shared:
-            name = "prompt"
-            prompt = _with_request(chosen[:shared], prompt)
-        chosen = chosen[shared:]
-        rejected = rejected[shared:]
+    parts = _Parts(name, prompt, chosen, rejected)
+    if not isinstance(chosen, str):
+        parts = _split_messages(parts)
+    elif prompt is None:
+        _check_place(fields)
+        parts = _Parts("prompt", *_split_texts(chosen, rejected))
 
-    if prompt is None:
+    if parts.prompt is None:
         _check_place(fields)
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-    for answer, which in ((chosen, CHOSEN), (rejected, REJECTED)):
+    for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
         if isinstance(answer, list) and (is_speaker(answer, "user") or is_speaker(answer, "system")):
             raise UserError(
                 f"the {which} answer begins with a message that the assistant did not write, which is not in the prompt and in "
                 f"both answers: {short_repr(answer[0])}"
             )
-    return _Parts(name, prompt, chosen, rejected)
+    return parts
+
+
+def _split_messages(parts: _Parts) -> _Parts:
+    """Remove the common first messages of two answers: they are the prompt, or repeat its end if it is a list of messages."""
+    messages = [comparable(each) for each in parts.chosen]
+    shared = _shared(messages, [comparable(each) for each in parts.rejected])
+    if isinstance(parts.prompt, list):
+        shared = _repeated([comparable(each) for each in parts.prompt], messages[:shared])
+    elif shared:
+        parts = parts._replace(field="prompt", prompt=_with_request(parts.chosen[:shared], parts.prompt))
+    return parts._replace(chosen=parts.chosen[shared:], rejected=parts.rejected[shared:])
 
 
 def _messages_or_text(answer: Any, which: str) -> Any:

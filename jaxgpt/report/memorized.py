@@ -147,6 +147,7 @@ def _row(ids: ArrayLike) -> np.ndarray:
 
 
 def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
+    """Describe the longest span of a sample with the texts around it in the training data."""
     n, start, position = match
     if not n:
         return Memorized(0, len(ids))
