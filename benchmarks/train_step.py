@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """The FLOPs of a step by the MFU formula of the module docstring."""
+        """Compute the FLOPs of a step by the MFU formula of the module docstring."""
         weights = self.layers * 12 * self.width**2 + self.vocab * self.width
         return (6 * weights + 12 * self.layers * self.width * self.context) * self.batch * self.context
 

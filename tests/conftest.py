@@ -45,10 +45,10 @@ settings.load_profile("jaxgpt")
 # CPU seconds of the tests that take at least 1 s: a line for each, with the seconds, a tab and the id of the test.
 # `pytest --ci --measure FILE` measures them.
 SECONDS = Path(__file__).parent / "seconds.txt"
-# Tests that take more CPU seconds than this are left out of the default tests, and of those of CI. --long runs all.
+# Tests that take more CPU seconds than this are omitted from the default tests, and from the tests of CI. --long runs all.
 MOST_BY_DEFAULT = 1
 MOST_IN_CI = 4
-# Tests that are never left out for their time, by the beginning of their ids.
+# Beginnings of the ids of tests that are never omitted because of their time.
 ALWAYS = ("tests/test_end_to_end.py",)
 ALWAYS_IN_CI = (
     *ALWAYS,
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def slow_tests(in_ci: bool) -> set[str]:
-    """Return the ids of the tests that the default tests, or those of CI, leave out for their time."""
+    """Return the ids of the tests that the default tests, or the tests of CI, omit because of their time."""
     most = MOST_IN_CI if in_ci else MOST_BY_DEFAULT
     always = ALWAYS_IN_CI if in_ci else ALWAYS
     slow = set()

@@ -82,7 +82,7 @@ def dots(optimizer: str) -> Counter[str]:
 
 @pytest.mark.ci
 def test_products_are_classified() -> None:
-    """Attention has two products per layer and twice as many backward; the optimizer has products only with Muon."""
+    """Attention has two products per layer, and four in its backward pass; the optimizer has products only with Muon."""
     adamw = dots("adamw")
     muon = dots("muon")
     assert adamw["attention"] == muon["attention"] == 6, "one layer"
@@ -101,7 +101,7 @@ def test_a_library_product_in_a_gradient_is_a_product() -> None:
 
 
 def profile(planes: dict[str, dict[str, list[tuple[str, int, int]]]]) -> Any:
-    """Make a profile of planes of lines of events: name, start and microseconds. GPU kernels have other names."""
+    """Make a profile: planes with lines of events, each with name, start and microseconds. GPU kernels have other names."""
 
     def event(name: str, start: int, length: int) -> SimpleNamespace:
         op = name.removeprefix("kernel of ")
@@ -141,7 +141,7 @@ TRACES = {
 
 @pytest.mark.parametrize("platform", TRACES)
 def test_traces_of_each_platform(platform: str) -> None:
-    """8 us of products and 2 us of updates in a 10 us span of two devices: half of their time is idle."""
+    """Two devices have 8 us of products and 2 us of updates in a span of 10 us, so half of their time is idle."""
     shares = device_time(profile(TRACES[platform]), {"dot.1": "products", "fusion.2": "optimizer"}, devices=2)
     assert {kind: share for kind, share in shares.items() if share} == {"products": 0.4, "optimizer": 0.1, "idle": 0.5}
 

@@ -1,4 +1,4 @@
-"""Profile: the trace has the steps, the layers, and does not change the weights."""
+"""Profile: the trace has the steps and the layers, and tracing does not change the weights."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_layer_of_a_path(path: str, layer: str) -> None:
 
 
 class Calls:
-    """Records the calls of the profiler in the place of JAX's."""
+    """Stands in for JAX's profiler, and records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.log: list[str] = []
@@ -92,7 +92,7 @@ def run_steps(profile: Profile, steps: int, calls: Calls, per_call: int = 1) -> 
 
 
 def test_steps_of_a_call_before_the_trace_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 4 steps a call, steps 1 to 4 are read together: the trace has the calls after them."""
+    """With 4 steps per call, the metrics of steps 1 to 4 are read together, so the trace starts with the call after them."""
     calls = Calls(monkeypatch)
     run_steps(Profile(3, print), 14, calls, per_call=4)
     assert calls.log == [*"01", "start", *"234567", "stop", "8", "9", "10", "11", "12", "13"]

@@ -1,4 +1,4 @@
-"""A kill or a failed write at any moment, while a run is replaced or a checkpoint is written, leaves a run that can be read."""
+"""A kill or failed write while a run is replaced or a checkpoint is written always leaves a run that can be read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.addaudithook(lambda event, values: [each(event, values) for each in _observe
 
 @contextmanager
 def observed(act: Callable[[int, str], None]) -> Iterator[list[str]]:
-    """Call a function with the index of each file operation below `RUN.parent` before it; yield the operations."""
+    """Call a function before each file operation below `RUN.parent`, with the operation's index; yield the operations."""
     seen, lock = list[str](), threading.RLock()
 
     def observe(event: str, values: tuple[Any, ...]) -> None:
@@ -97,7 +97,7 @@ def fail(lm: jaxgpt.LM) -> None:
     "replace", [save, start, pytest.param(restart, marks=pytest.mark.ci), pytest.param(fail, marks=pytest.mark.long)]
 )
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
-    """A copy of the directory before an operation equals the directory of a process killed at the operation."""
+    """A copy of the directory before an operation equals the directory that a process leaves if it is killed there."""
     old = weights(RUN)
 
     def copy(number: int, event: str) -> None:

@@ -28,7 +28,7 @@ def names(path: Path) -> set[str]:
 
 
 def test_concurrent_starts_get_separate_folders() -> None:
-    """Each directory appears locked and with its settings, and no temporary files remain."""
+    """Each directory appears with its lock and settings, and no temporary files remain."""
     barrier = threading.Barrier(8, timeout=60)  # a start that fails must not leave the others waiting
 
     def start(_: int) -> tuple[Path, set[str]]:

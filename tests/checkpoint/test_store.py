@@ -182,7 +182,7 @@ def delete(step: int) -> None:
 def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
     reader: str, before: bool, three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delete the last checkpoint before or after a function reads a part of it."""
+    """The last checkpoint is deleted before or after a function reads a part of it."""
     shutil.copytree(three, FOLDER)
     read = getattr(info, reader)
 
@@ -355,7 +355,7 @@ def test_a_loss_recorded_later_counts() -> None:
 
 
 def test_what_killed_processes_left_is_deleted(three: Path) -> None:
-    """Delete what processes killed while writing (2, 3) and while deleting (1) have left."""
+    """Files of processes killed while they wrote (steps 2 and 3) or deleted (step 1) a checkpoint are deleted."""
     shutil.copytree(three, FOLDER)
     for name in ("1.partial", "2.partial.orbax-checkpoint-tmp", "3.partial"):
         (FOLDER / name[0]).rename(FOLDER / name)
@@ -426,7 +426,7 @@ def test_a_missing_checkpoint_is_one_line(three: Path, which: str) -> None:
 
 
 def test_restore_on_another_mesh() -> None:
-    """Values saved on 8 devices are restored on 2 x 2 devices and on one device, with the requested sharding."""
+    """Values saved from 8 devices are restored to 2 x 2 devices and to one device, with the requested sharding."""
     config = small_run().with_model(vocab_size=17)
     programs = [
         build(replace(config, mesh=mesh))

@@ -31,7 +31,7 @@ TEXT = "".join(f"{n} times {n} is {n * n}.\n" for n in range(60))
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run inside the directory of its text, named by `.`; the directory has moved since."""
+    """A run inside the directory of its text, which the data path `.` names; the directory has moved since."""
     place = tmp_path_factory.mktemp("trained") / "place"
     place.mkdir()
     (place / "a.txt").write_text(TEXT)
@@ -98,7 +98,7 @@ def test_a_report_with_other_data_settings_is_not_compared() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_a_checkpoint_without_recorded_sizes_is_compared() -> None:
-    """Checkpoints of 0.1.0 record the fingerprint only."""
+    """Checkpoints of version 0.1.0 record only the fingerprint."""
     path = Path("runs/x/checkpoints/1")
     info = read_info(path)
     about = {

@@ -53,7 +53,7 @@ def bottomless_metadata(run: Path) -> None:
 
 
 def resealed(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """Change a file and its checksum, so that Orbax still reads it."""
+    """Change a file and its recorded checksum, so that Orbax reads the changed file."""
     folder = run / "checkpoints" / "0"
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     seal(folder, read_info(folder))
@@ -140,7 +140,7 @@ def test_a_programming_error_keeps_its_traceback(error: Exception, monkeypatch: 
 
 @pytest.mark.parametrize("module", ["rich.console", "cyclopts", "jax"])
 def test_ctrl_c_during_an_import_is_one_line(module: str) -> None:
-    """The first import of a module sends SIGINT to its own process, as a user would press Ctrl-C."""
+    """The first import of a module sends SIGINT to this process, as if the user pressed Ctrl-C."""
     code = f"""
 import os, runpy, signal, sys
 class Interrupt:
@@ -223,7 +223,7 @@ def test_a_process_ends_with_one_line_and_the_exit_code() -> None:
 
 
 def test_weights_of_another_shape_are_one_line() -> None:
-    """Run a separate process, because warnings of Orbax would be printed when the process ends."""
+    """Run a separate process, because Orbax prints some warnings only when its process ends."""
     run = Run(run_folder(Path("run"), SMALL))
     write_settings(run, run.config().with_model(n_embd=16), run.tokenizer())
     result = shell(f"{JAXGPT} eval run")

@@ -20,7 +20,7 @@ SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4,
 
 @pytest.fixture(autouse=True)
 def chats() -> None:
-    """A base model, without an end of the turn in its files, and conversations; the last ten, held out, differ from others."""
+    """A base model, without an end of the turn in its files, and conversations; the last ten are held out and different."""
     save(talker(128, end=False), "base")
     lines = []
     for i in range(100):

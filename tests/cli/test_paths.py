@@ -141,7 +141,7 @@ def test_a_path_is_looked_up_where_the_run_was_started_first(tmp_path: Path) -> 
 
 @pytest.mark.ci
 def test_a_run_resumed_from_a_damaged_checkpoint_counts_its_epochs(project: Path) -> None:
-    """The newest intact checkpoint is at step 4: the windows of later steps are trained again."""
+    """The newest intact checkpoint is at step 4, so training repeats the windows of the later steps."""
     run = project / "run"
     assert jaxgpt("train", "--resume", "--out", str(run), "--train.batch-size", "3", *STEPS, "8").code == 0
     (run / "checkpoints/8/params/_METADATA").write_text("{}")

@@ -200,7 +200,7 @@ def test_a_run_may_change_the_positions_of_its_initial_weights(longer: Config) -
 def test_positions_belong_to_the_weights_unless_given(
     command: list[str], expected: ModelConfig, longer: Config, trained: list[Config]
 ) -> None:
-    """A file without settings of the positions, and a run of other weights, do not change them."""
+    """A file without settings of positions does not change the positions of the weights, nor does a run of other weights."""
     file = {"init_from": longer.init_from, "data": {"path": "text.txt"}}
     Path("weights.json").write_text(json.dumps(file))
     result = jaxgpt("train", *command, "--out", "again")

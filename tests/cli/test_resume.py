@@ -162,7 +162,7 @@ def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of the finished run decide which are deleted, not the settings of the command that finds it finished."""
+    """The settings of the finished run select the checkpoints to delete, not the settings of the command that is run later."""
     Path("text.txt").write_text(TEXT)
     with monkeypatch.context() as killed:
         killed.setattr(store, "prune", lambda *_: None)
@@ -316,7 +316,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
 
 
 def test_the_remains_of_a_killed_replacement_are_deleted(run: Path) -> None:
-    """`jaxgpt train --overwrite` was killed while it wrote the draft of the new run, or after it had moved it in."""
+    """`jaxgpt train --overwrite` was killed while it wrote the draft of the new run, or after it had moved the draft."""
     for remains in (NEW, REPLACED):
         (run / remains / "checkpoints").mkdir(parents=True)
     assert resume("run", "--train.steps", "5").code == 0

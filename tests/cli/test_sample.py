@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         "optim.name": "adamw", "model.positions": "learned",
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    # optax needs type promotion; the tested code does not.
+    # optax needs type promotion, unlike the tested code.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         assert main(["train", "shakespeare", "--out", str(folder / "run"), *flags]) == 0
     return str(folder / "run")

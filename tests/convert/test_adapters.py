@@ -69,7 +69,7 @@ def test_an_imported_adapter_has_the_format_of_conversations_of_its_base(written
 
 @pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
-    """PEFT treats GPT-2's c_attn as one matrix: the adapters of q and v become one block adapter, and their ranks add up."""
+    """PEFT treats GPT-2's c_attn as one matrix: the adapters of q and v become one adapter with the sum of their ranks."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
     assert result.code == 0, result.err
     config = json.loads(Path("out/adapter_config.json").read_text())
@@ -177,7 +177,7 @@ def test_a_missing_base_is_named(written: Path) -> None:
 
 
 def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
-    """PEFT allows such ranks: separate adapters of a fused matrix become one adapter, here of rank 24 for 8 x 24."""
+    """PEFT allows such ranks. Separate adapters of a fused matrix become one adapter, here of rank 24 for an 8 x 24 matrix."""
     run_folder(Path("base"), SMALL)
     adapters = lora_run(Path("run"), Path("base"), LoraConfig(rank=8, alpha=4.0, targets="q_proj,k_proj,v_proj"))
     assert jaxgpt("export", "run", "out", "--adapter").code == 0
@@ -214,7 +214,7 @@ def truncate(tensors: dict[str, Any]) -> None:
 
 
 def make_unreadable(tensors: dict[str, Any]) -> None:
-    """A directory is unreadable even for root, unlike a file without permissions."""
+    """Put a directory in the place of a file: even root cannot read it, unlike a file without permissions."""
     FILE.unlink()
     FILE.mkdir()
 
@@ -255,7 +255,7 @@ def test_a_base_without_a_family_is_refused(written: Path) -> None:
 
 
 def assert_refused(base: Path, message: str) -> None:
-    """Import the adapter on a base: one line, and no run."""
+    """Check that importing the adapter on a base prints one line, and writes no run."""
     result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err

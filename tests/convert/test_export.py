@@ -274,7 +274,7 @@ def test_engines_that_compute_an_export_are_named(config, expected, gpt2_tokeniz
 
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "bpe"])
 def test_an_own_vocabulary_excludes_llamacpp(kind):
-    """Its converter of transformers directories recognizes published vocabularies only."""
+    """llama.cpp's converter of transformers directories recognizes only published vocabularies."""
     family, model = exported_form(preset("llama-tiny").with_model(vocab_size=300).model)
     tokenizer = make_tokenizer(kind, TEXT * 9, 300)
     assert engines(family, model, tokenizer) == ("transformers", "vLLM")
@@ -470,13 +470,13 @@ def test_a_card_names_the_text_of_the_loss(fraction, expected):
 
 @pytest.mark.parametrize(("fraction", "boundary", "expected"), [(1.0, None, False), (1.0, 5, True), (0.9, None, True)])
 def test_the_text_of_the_loss_of_an_earlier_checkpoint(fraction, boundary, expected):
-    """Validation files are held out for every fraction."""
+    """Separate validation files are held out regardless of the held-out fraction."""
     info = Info(1, about={"boundaries": {"sha": boundary}})
     assert card_results._held_out(info, Config(data=DataConfig(train_fraction=fraction))) == expected
 
 
 def test_a_card_omits_every_setting_with_a_path():
-    """The settings whose values `config.json` stores as absolute paths."""
+    """These are the settings with values that `config.json` stores as absolute paths."""
     run = "/home/me/secret/checkpoints/1"
     post = PostConfig(objective="grpo", reward=("/home/me/secret.py:f",), kl=0.1, reference=run)
     data = DataConfig(path=run, tokenizer=run, mix=())

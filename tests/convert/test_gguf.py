@@ -145,7 +145,7 @@ def test_a_truncated_quantized_file_is_rejected(kind: str, tmp_path: Path) -> No
 
 
 def test_rows_that_are_not_a_multiple_of_a_block_are_rejected(tmp_path: Path) -> None:
-    """A file of 256 columns that is changed to 255."""
+    """The file has matrices of 256 columns, and its header is changed to 255."""
     tensors, types = llama("Q8_0")
     path = tmp_path / "m.gguf"
     write(path, "llama", METADATA, tensors, types)
@@ -265,7 +265,7 @@ def parts(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("given", range(PARTS))
 def test_all_parts_of_a_split_file_are_read(tmp_path: Path, parts: list[Path], given: int) -> None:
-    """Any part can be given."""
+    """The path of any part imports all parts."""
     import_model(parts[given], tmp_path / "run")
     _, whole, _ = read_model(tmp_path / "whole.gguf")
     lm = jaxgpt.load(tmp_path / "run")

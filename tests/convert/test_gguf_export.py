@@ -356,7 +356,7 @@ def test_special_tokens_without_an_equivalent_are_noted(flag: str, tmp_path: Pat
 
 
 def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both functions serialize or build a whole tokenizer."""
+    """Both counted functions are slow, because they serialize or build a complete tokenizer."""
     value = llama_tokenizer(("<x>",))
     last = value["added_tokens"][-1]
     value["added_tokens"] += [last | {"id": last["id"] + i, "content": f"<y{i}>"} for i in range(1, 20)]

@@ -178,7 +178,7 @@ def test_a_file_of_gpt_2_without_a_pre_tokenizer() -> None:
 
 
 def test_minus_one_is_no_token() -> None:
-    """As the tool that converts llama2.c's models to GGUF writes the padding token."""
+    """The tool that converts llama2.c's models to GGUF writes -1 for the missing padding token."""
     tokenizer = read(SPM, padding_token_id=2**32 - 1)
     assert tokenizer.special.generation == read(SPM).special.generation
     assert "pad_token" not in tokenizer.special.names

@@ -594,7 +594,7 @@ print((kilobytes("VmHWM") - before) / size)
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """Importing 316 MB, half of it one tensor, needs that tensor twice: mapped, and as an array."""
+    """Importing 316 MB, half of it one tensor, needs memory for this tensor twice: memory-mapped, and as an array."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )

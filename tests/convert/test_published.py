@@ -53,7 +53,7 @@ def test_options_can_be_accepted(describe):
 
 
 def shrunk(config):
-    """The same file for a model of two layers, small heads and few ids; every other key is unchanged."""
+    """Return the same config for two layers, small heads and few ids; every other key is unchanged."""
     kv = config.get("num_key_value_heads")
     heads = 6 if kv and config["num_attention_heads"] == 3 * kv else 4
     small = {

@@ -68,7 +68,7 @@ def test_they_are_kept_with_the_run(folders):
 
 
 def test_a_later_run_takes_them_over(folders, tmp_path):
-    """As with `--init-from`, the tokenizer is named by its path; the directory had the metadata of a different run."""
+    """As with `--init-from`, `data.tokenizer` is the path of the tokenizer; the directory had metadata of a different run."""
     run = folders[1]
     again = make_tokenizer(str(run / "tokenizer.json"), "", 0, 0)
     (tmp_path / "chat_template.jinja").write_text("a different template")
@@ -243,7 +243,7 @@ def test_a_fine_tuned_run_keeps_the_rule_for_its_prompts(folders, tmp_path, rule
 
 
 def test_the_end_of_the_turn_is_exported_first(tmp_path):
-    """The end that a fine-tuned model generates; transformers stops there, too."""
+    """A fine-tuned model generates the end of the turn, and transformers stops there, too."""
     files = {"config": {"eos_token_id": 2}, "generation_config": {"eos_token_id": 2}}
     import_model(source_folder(tmp_path / "hf", **files), tmp_path / "run")
     lm = jaxgpt.load(tmp_path / "run")

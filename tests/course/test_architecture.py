@@ -72,7 +72,7 @@ def test_each_option_is_drawn(option: dict[str, Any]) -> None:
 
 
 def test_the_wires_of_each_norm_position() -> None:
-    """Post-norm is on the stream, wider than a sublayer's boxes; the other positions are in the branch."""
+    """Post-norm is on the residual stream, and wider than a sublayer's boxes; the other norms are in the branch."""
     for position, on_stream, in_branch in (("pre", 1, 2), ("post", 3, 0), ("output", 1, 2), ("both", 1, 4)):
         root = ElementTree.fromstring(architecture(small("gpt2", norm_position=position)))
         widths = [int(box.attrib["width"]) for box in root.iter(f"{SVG}rect") if "norm" in box.attrib["class"]]

@@ -190,7 +190,7 @@ def block_with_the_wrong_residual(x, attend, mlp):
 
 
 def step_with_raw_gradients(state, batch, loss, optimizer):
-    """The state of the optimizer is forgotten, too."""
+    """Subtract the gradients themselves, and return the old state of the optimizer."""
     params, opt_state = state
     value, grads = jax.value_and_grad(loss)(params, batch)
     return (jax.tree.map(jnp.subtract, params, grads), opt_state), value
@@ -252,7 +252,7 @@ def extend_with_slices(q, k, v, cache, length):
     ],
 )
 def test_a_function_that_must_compile_is_called_under_jit(name: str, function: Any, words: str) -> None:
-    """Right results alone do not suffice: the place of the failure and the way to a compiled function are reported."""
+    """Correct results alone do not suffice: the message has the place of the failure, and explains how to compile."""
     result = check(name, function)
     assert re.search(words, repr(result)), repr(result)
     assert result or result.message.startswith("the results are right, but under jax.jit the function raises ")
@@ -264,7 +264,7 @@ def step_of_each(init, step, seeds, batch):
 
 
 def test_a_function_of_devices_is_called_with_their_axis() -> None:
-    """Without its collective, an axis of the wrong name is an error with its name."""
+    """A collective over an axis with a wrong name is an error that contains the name."""
     message = check("devices", lambda params, part, loss_sum: jax.lax.psum(part, "model")).message
     assert "model" in message
     assert "unbound axis name" in message

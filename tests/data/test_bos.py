@@ -131,7 +131,7 @@ def test_a_text_in_pieces_begins_with_the_token_once(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("rule", ["auto", "no", "yes"])
 def test_a_token_that_both_ends_and_begins_is_not_doubled(rule: Any, tmp_path: Path) -> None:
-    """As in OPT: the end-of-text id before a document is its beginning-of-text id."""
+    """In OPT's tokenizer, for example, the end-of-text id before a document is its beginning-of-text id."""
     source = tmp_path / "a.txt"
     source.write_text("ab")
     folder = saved(byte_tokenizer(START, end="<s>"), tmp_path / "tokenizer")

@@ -205,7 +205,7 @@ def test_training_ids_are_the_ids_that_chat_sends_and_the_answer_and_the_end(
         end = own.end.text or own.tokenizer.decode(list(own.end.ids))
         assert own.tokenizer.decode(answer) == messages[-1]["content"] + end
 
-    # Names in messages are text: as many control tokens as with harmless messages.
+    # Names in messages are text, so there are as many control tokens as with harmless messages.
     harmless = own.encode(conversation([("a", "a")] * len(turns)))
     for one, two in zip(encoded, harmless, strict=True):
         assert controls(one.ids, kind) == controls(two.ids, kind)
@@ -370,7 +370,7 @@ def test_a_single_character_or_word_ends_a_turn_by_its_id() -> None:
 
 
 def test_a_template_that_fails_has_no_end() -> None:
-    """Generating text without chat does not depend on the template."""
+    """Generation without chat does not depend on the template."""
     own = ByteTokenizer()
     for source in ("{{ nothing.at.all }}", "{% if %}", "no messages"):
         own.special = SpecialTokens({"eos_token_id": 3}, {"chat_template": source})

@@ -92,7 +92,7 @@ def test_texts_with_any_added_tokens_have_the_ids_that_the_library_gives_them(re
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("removes", NORMALIZERS)
 def test_the_ids_of_parts_do_not_depend_on_later_parts(removes: str, seed: int) -> None:
-    """So the ids of training begin with the ids that chat sends."""
+    """Therefore, the ids of training begin with the ids that chat sends."""
     random = Random(f"{removes} {seed}")
     encoder = PartEncoder(ControlTokens(random_tokenizer(random, removes)))
     for _ in range(8):
@@ -161,7 +161,7 @@ def test_names_that_the_template_builds_are_control_tokens() -> None:
 
 
 def test_added_tokens_that_are_not_special_stay_tokens_in_messages() -> None:
-    """As in any text, unless they are around a user's message or end a turn."""
+    """They are tokens as in any text, unless they are around a user's message or end a turn."""
     own = form("plain", "bytes")
     think = tokenizer("bytes").library.token_to_id("<think>")  # type: ignore[attr-defined]
     [encoded] = own.encode([user("a"), assistant("<think>b")])

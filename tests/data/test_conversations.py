@@ -408,7 +408,7 @@ def test_messages_that_the_template_omits_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_conversations_with_the_label_false_are_reported(on_error: str, tmp_path: Path) -> None:
-    """The form of KTO data in LLaMA-Factory and ms-swift; the label may also describe the conversation."""
+    """KTO data in LLaMA-Factory and ms-swift have this form; the label may also describe the conversation."""
     path = tmp_path / "a.jsonl"
     rows = [json.dumps({"messages": TALK, "label": n % 2 == 0}) for n in range(5)]
     path.write_text("\n".join(rows))

@@ -102,7 +102,7 @@ def test_a_directory_of_records_may_hold_outputs(make: Callable[[str], None], no
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "dataset_infos.json"])
 def test_a_description_of_a_data_set_is_no_record(name: str) -> None:
-    """Repositories of the Hub have it as a single line."""
+    """Repositories of the Hub have such a description as a file of a single line."""
     Path("records").mkdir()
     Path("records/a.jsonl").write_text("{}\n")
     Path("records", name).write_text('{"features": {"text": "string"}}')

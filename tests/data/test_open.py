@@ -97,7 +97,7 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
 )
 @pytest.mark.usefixtures("inputs")
 def test_the_vocabulary_that_is_counted_is_the_one_that_is_trained(source: str, tokenizer: str) -> None:
-    """The size that `plan`, `bench` and `info` use equals the trained size, or both raise the same error."""
+    """The size that `plan`, `bench` and `info` use equals the size in training, or both raise the same error."""
     Path("tokenizer.json").write_text(make_tokenizer("bpe", TEXT, 280).to_json())
     named = {"dataset": source} if source in ("repeats", "statquest") else {"mix": tuple(source.split())}
     named = {"path": source} if Path(source).exists() else named

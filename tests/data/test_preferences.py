@@ -335,7 +335,7 @@ def test_parquet(folder: Path) -> None:
 
 
 def test_the_report_counts(folder: Path) -> None:
-    """One duplicate, two pairs that contradict each other, one held-out pair with a training prompt."""
+    """The pairs include one duplicate, two pairs that contradict each other, and one held-out pair with a training prompt."""
     swapped = {"prompt": "2 + 2?", "chosen": "five", "rejected": "4"}
     held_out = {"prompt": "2 + 2?", "chosen": "4!", "rejected": "5"}
     write(GOOD, GOOD, swapped, GOOD | {"prompt": "3?"}, held_out)

@@ -68,7 +68,7 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
 
 
 def test_maps_of_a_table_are_objects(tmp_path: Path) -> None:
-    """The form in which Spark writes messages and arguments."""
+    """Spark writes messages and arguments in this form."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"

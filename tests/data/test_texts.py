@@ -146,7 +146,7 @@ def test_markup_in_a_directory_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_json_beside_arrow_files_is_not_text(tmp_path: Path) -> None:
-    """The form of `datasets.save_to_disk`: the texts are in the Arrow file."""
+    """`datasets.save_to_disk` writes this form: the texts are in the Arrow file."""
     for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
         (tmp_path / name).write_text('{"features": {"text": "string"}}')
     for read in (read_path, lambda path: find_source(str(path))):

@@ -64,7 +64,7 @@ def test_texts_have_the_ids_of_transformers(name: str, spaces: str, tmp_path: Pa
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("adds_space", [True, False])
 def test_prompts_and_chats_have_the_ids_of_transformers(adds_space: bool, legacy: bool, tmp_path: Path) -> None:
-    """Also after the tokenizer is saved with a run."""
+    """The ids are equal to transformers' ids before and after the tokenizer is saved with a run."""
     transformers = pytest.importorskip("transformers")
     options = {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": adds_space, "legacy": legacy}
     source = tmp_path / "source"

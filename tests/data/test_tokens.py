@@ -178,7 +178,7 @@ KINDS = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "<f8": "float64"}
 @pytest.mark.parametrize("vocabulary", [2, 3, 5, 7])
 @pytest.mark.parametrize("n", [128, 9999, 3_000_000])
 def test_few_distinct_ids_of_a_wider_type_are_rejected(dtype: str, vocabulary: int, n: int) -> None:
-    """For example, the bases of DNA, or bits."""
+    """Such ids are, for example, the bases of DNA, or bits."""
     ids = np.random.default_rng(0).integers(0, vocabulary, n)
     Path("train.bin").write_bytes(ids.astype(dtype).tobytes())
     with pytest.raises(UserError, match=f"looks like .*{KINDS[dtype]}"):
@@ -188,7 +188,7 @@ def test_few_distinct_ids_of_a_wider_type_are_rejected(dtype: str, vocabulary: i
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("zeros", [0.6, 0.98])
 def test_ids_of_a_wider_type_with_many_zeros_are_rejected(dtype: str, zeros: float) -> None:
-    """Windows that are padded with 0."""
+    """Such ids are, for example, windows that are padded with 0."""
     chosen = np.random.default_rng(0)
     ids = chosen.integers(1, 300, 9999)
     ids[chosen.random(9999) < zeros] = 0
@@ -233,7 +233,7 @@ def test_numpy_files_are_rejected(name: str, tmp_path: Path) -> None:
     st.sampled_from(["<u2", "<u4"]),
 )
 def test_real_ids_are_never_rejected(seed: int, largest: int, zeros: float, dtype: str) -> None:
-    """Random 16-bit ids, including many zeros, and 32-bit ids in llm.c's format."""
+    """Test random 16-bit ids, including many zeros, and 32-bit ids in llm.c's format."""
     chosen = np.random.default_rng(seed)
     n = int(chosen.integers(2, 4000))
     ids = chosen.integers(0, largest, n, endpoint=True)
@@ -246,7 +246,7 @@ def test_real_ids_are_never_rejected(seed: int, largest: int, zeros: float, dtyp
 
 
 def test_documents_of_padded_windows_are_not_rejected() -> None:
-    """Runs of padding, and ids that alternate with the end-of-text id at places that vary."""
+    """Test runs of padding, and ids that alternate with the end-of-text id at varying places."""
     chosen = np.random.default_rng(0)
     windows = chosen.integers(1, 300, (50, 64))
     windows[:, 20:] = 0

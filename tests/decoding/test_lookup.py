@@ -69,7 +69,7 @@ PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, n
 def test_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: SamplingParams, pytestconfig: pytest.Config
 ) -> None:
-    """Greedy and sampled tokens are equal to the end of the context: lookup does not change the sampling distribution."""
+    """Greedy and sampled tokens are equal up to the end of the context: lookup does not change the sampling distribution."""
     lm = lm_of(name, block_size=64)
     draw = np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 3):

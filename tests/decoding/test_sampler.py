@@ -155,7 +155,7 @@ def test_beams_go_on_past_several_stop_ids() -> None:
 
 
 def test_a_row_slides_alike_after_a_longer_row_has_ended() -> None:
-    """The cache misses the tokens of slid steps, so it is not used again."""
+    """The cache lacks the tokens of steps that read the whole context, so it is not used again."""
     config = small("gpt2", n_layer=1, block_size=16, init="torch")
     model, params = make(config)
     sampler = Sampler(model, SamplingParams(temperature=1), context=16)

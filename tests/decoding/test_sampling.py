@@ -131,7 +131,7 @@ def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabular
 
     @jax.jit
     def draw() -> jax.Array:
-        """All rows have the same logits and differ only in their keys."""
+        """Draw a token for each of many rows with the same logits, but different keys."""
         rows = jnp.broadcast_to(warped, (draws, vocabulary))
         return filters.inverse_cdf_sample(rows, row_uniform(keys, 0))
 

@@ -96,7 +96,7 @@ def test_each_device_computes_its_rows_and_width(kernel: Any, sizes: dict[str, i
 
 
 def test_devices_with_the_same_rows_add_only_the_outputs_of_their_rows() -> None:
-    """Once, after the exchange of rows; in the backward pass, only the gradients of the inputs are added."""
+    """Outputs are added once, after the exchange of rows; in the backward pass, only the gradients of the inputs are added."""
     x, router, weights = arrays(8, 12)
     routing = route(x @ router, 2)
 
@@ -129,7 +129,7 @@ def test_devices_exchange_gradients_in_the_dtype_of_the_tokens() -> None:
 
 
 def test_rows_of_other_devices_have_any_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ragged_dot` does not define the rows of no group."""
+    """`ragged_dot` does not define the results of rows without a group."""
     product = jax.lax.ragged_dot
 
     def undefined(y: Any, size: Any) -> Any:
@@ -158,7 +158,7 @@ def test_rows_of_other_devices_have_any_product(monkeypatch: pytest.MonkeyPatch)
 
 @on_cpu
 def test_weights_are_gathered_in_the_dtype_of_the_products() -> None:
-    """In float16: XLA's CPU backend computes the collectives of bfloat16 in float32."""
+    """The test uses float16, because XLA's CPU backend computes the collectives of bfloat16 in float32."""
     x, router, weights = arrays(8, 12)
     routing = route(x @ router, 2)
     config = small("experts", n_experts=E, n_inner=F)

@@ -183,7 +183,7 @@ def test_calls_with_a_cache_or_an_edit_use_the_definition(kernel: Any) -> None:
 
 
 def sizes_of(jaxpr: Any) -> Iterator[int]:
-    """Yield the number of elements of each array in a jaxpr and in those that it calls."""
+    """Yield the number of elements of each array in a jaxpr and in the jaxprs that it calls."""
     for eqn in jaxpr.eqns:
         for var in eqn.outvars:
             yield getattr(var.aval, "size", 0)

@@ -138,7 +138,7 @@ SEEN: dict[str, tuple[int, Visible]] = {  # key heads, visibility
     ],
 )
 def test_attention(entry: Any, case: str) -> None:
-    """Values and gradients, including cached tokens and padding. The output at padding is undefined."""
+    """Compare values and gradients, including cached tokens and padding. The output at padding is undefined."""
     K, visible = SEEN.get(case, SEEN["window"])
     edit = (lambda _, x: jnp.sin(x)) if case == "edit" else None
     keys = visible.key or visible.query

@@ -99,7 +99,7 @@ def test_forward_and_reverse_mode_are_adjoint() -> None:
 
 
 def test_operations_of_cpus_have_rules_for_reverse_mode_only() -> None:
-    """So docs/own/loop.md and the course name the model for forward mode, `GPT(config)`."""
+    """Therefore, docs/own/loop.md and the course use the model `GPT(config)` for forward mode."""
     config = small("gpt2")
     model = GPT(config, CPU)
     _, params = make(config)

@@ -71,7 +71,7 @@ def test_the_penalty_is_not_part_of_the_loss() -> None:
 
 
 def test_padding_changes_no_side_output_of_a_row() -> None:
-    """Nor the gradient of the biases of routers."""
+    """The gradient of the biases of routers does not change either."""
     model, params = make(CONFIG)
     rows = packed_rows(CONFIG, 2, 0)
     document = jnp.asarray(rows[..., 2])

@@ -92,7 +92,7 @@ def test_the_z_loss_by_hand() -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_token_is_computed_by_its_experts(gated: bool) -> None:
-    """Each token alone, in NumPy."""
+    """Compare with each token computed alone, in NumPy."""
     rng = np.random.default_rng(0)
     up_EDF, gate_EDF = rng.normal(size=(2, E, D, F))
     down_EFD = rng.normal(size=(E, F, D))

@@ -59,7 +59,7 @@ def test_a_step_has_one_attention_call_a_layer_and_direction_and_no_large_copies
 
 
 def test_the_gradients_of_norms_store_no_float32_copies() -> None:
-    """With the definition, the gradient of each norm does; if a new XLA needs no copy, `kernels.norms` is unnecessary."""
+    """With the definition, the gradient of each norm stores one; if a new XLA needs no copy, `kernels.norms` is unnecessary."""
 
     def copies(norm: NormFn) -> int:
         return sum(

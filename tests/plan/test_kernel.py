@@ -113,7 +113,7 @@ def test_traced_flops_of_experts_are_those_of_the_active_experts() -> None:
 
 
 def test_loops_and_branches_are_counted() -> None:
-    """A scan counts once per iteration, a choice of platform as an accelerator."""
+    """The body of a scan counts once per iteration, and a choice of platform counts as its branch of accelerators."""
     x = jnp.zeros((8, 8))
 
     def work(x: jax.Array) -> jax.Array:

@@ -430,7 +430,7 @@ def _kernel_flops(run: Config) -> float:
 
 @pytest.mark.parametrize("shared", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_the_sums_of_experts_along_tensor(shared: int) -> None:
-    """The compiled step sums the outputs of the experts once, and those of the shared experts."""
+    """The compiled step sums the outputs of the experts once, and the outputs of the shared experts once."""
     run = config(
         MeshConfig(data=1, expert=2, tensor=2), n_layer=1, n_experts=4, shared_experts=shared, bias=False, mlp="gated"
     )
@@ -477,7 +477,7 @@ def test_the_tpu_compiler_needs_the_memory_of_all_pairs(remat: str) -> None:
 @needs_libtpu
 @pytest.mark.parametrize("window", [0, 256])
 def test_the_tpu_compiler_sends_the_keys_of_splash_attention(window: int) -> None:
-    """Gathered keys, or those of a halo; and no scores are stored."""
+    """The step sends gathered keys, or the keys of a halo, and stores no scores."""
     model = small("llama", n_layer=1, n_head=4, n_kv_head=2, head_dim=128, n_embd=256, block_size=4096)
     run = Config(
         model=replace(model, sliding_window=window, vocab_size=512),

@@ -106,7 +106,7 @@ def test_a_run_learns_the_preference() -> None:
 
 
 def test_the_base_has_no_preference() -> None:
-    """Without training, about half of the chosen answers are more probable than the rejected."""
+    """Without training, about half of the chosen answers are more probable than the rejected answers."""
     lm = load("base")
     objective = jax.jit(preference_objective(GPT(lm.config.model).apply, PostConfig(objective="simpo")))
     data = open_data(load("dpo").config, lm.tokenizer)
@@ -252,7 +252,7 @@ def test_wrong_settings() -> None:
 
 
 def test_chunks_keep_memory_flat_in_the_vocabulary() -> None:
-    """Chunks of 4 of 64 positions: the logits of the two passes take less than an eighth of the memory."""
+    """With chunks of 4 of 64 positions, the logits of the two passes take less than an eighth of the memory."""
 
     def temporary(V: int, chunk: int) -> int:
         config = ModelConfig(vocab_size=V, block_size=64, n_layer=1, n_head=1, n_embd=8, positions="rope", bias=False)

@@ -163,7 +163,7 @@ def test_training_holds_no_copy_of_the_reference() -> None:
 
 
 def test_pairs_are_found_by_their_starts() -> None:
-    """Starts have gaps, as those of mixtures."""
+    """Starts have gaps, like the starts of mixtures."""
     data = open_data(small_config(), load("base").tokenizer)
     log_p_N2 = np.arange(6, dtype=np.float32).reshape(3, 2)
     pairs = ReferencedPairs(data.train, np.array([2, 5, 30]), log_p_N2)

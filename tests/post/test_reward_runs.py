@@ -189,7 +189,7 @@ def test_sampler_and_training_compute_the_same_probabilities(mesh: list[str], mo
 
 @pytest.mark.ci
 def test_a_rollout_and_an_evaluation_place_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run of several processes, this is a complete copy: an evaluation in several batches makes one."""
+    """In a run of several processes, this makes a complete copy; an evaluation in several batches makes only one."""
     placed = list[LM]()
 
     def place(*args: Any) -> LM:

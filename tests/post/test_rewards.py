@@ -222,7 +222,7 @@ def test_a_single_reward_is_a_name_without_a_weight() -> None:
 
 
 def test_the_penalty_for_long_answers() -> None:
-    """0 up to 12 of 16 tokens, then linear to -1."""
+    """The penalty is 0 up to 12 of 16 tokens, then linear to -1."""
     assert overlong_penalty([1, 12, 13, 15, 16], 16, 4).tolist() == [0, 0, -0.25, -0.75, -1]
     assert overlong_penalty([1, 2], 2, 2).tolist() == [-0.5, -1]
 

@@ -178,7 +178,7 @@ def rollout() -> dict[str, np.ndarray]:
 
 
 def test_a_masked_answer_has_no_loss_but_is_counted() -> None:
-    """As in TRL, which multiplies the mask of its tokens by 0."""
+    """TRL does the same: it multiplies the mask of the answer's tokens by 0."""
     batch = rollout() | {"advantage": np.linspace(-1, 1, len(rollout()["log_p"]), dtype=np.float32)}
     counted_B = (np.arange(len(batch["advantage"])) != 1).astype(np.float32)
     sums = []
@@ -278,7 +278,7 @@ def test_policies_without_a_loss_on_truncated_answers(name: str, accumulation: i
 
 
 def test_the_entropy_is_the_mean_over_drawn_tokens() -> None:
-    """As TRL's metrics over answers: the mean over the tokens of each, then over answers; padding does not count."""
+    """Like TRL's metrics, it is a mean over the tokens of each answer, then over answers; padding does not count."""
     recorded = RECORDED["rollout"]["rollout"]
     expected = []
     for log_p, mask in zip(recorded["old_per_token_logps"], recorded["completion_mask"], strict=True):

@@ -111,7 +111,7 @@ def test_the_error_over_seeds_and_windows_equals_the_analysis_of_variance(seed: 
 
 @given(st.integers(0, 10**6))
 def test_without_an_effect_of_the_windows_the_test_is_that_of_the_seeds(seed: int) -> None:
-    """Also with unequal numbers of tokens, if the loss of each token changes equally."""
+    """The tests agree even for unequal numbers of tokens, if the loss of each token changes equally."""
     rng = np.random.default_rng(seed)
     counts_W = rng.integers(1, 9, 12)
     b = rng.normal(2, 1, (3, 12)) * counts_W

@@ -88,7 +88,7 @@ LAYOUTS: list[Any] = [
 
 @pytest.mark.parametrize(("mesh", "settings"), LAYOUTS, ids=str)
 def test_the_layout_of_a_run_changes_no_loss_and_no_weight(mesh: dict[str, int], settings: dict[str, Any]) -> None:
-    """Packed documents, sliding windows and grouped queries."""
+    """Test packed documents, sliding windows and grouped queries."""
     assert_equal_runs(mesh, settings, model={"n_kv_head": 2})
 
 
@@ -106,7 +106,7 @@ def test_the_layout_of_a_run_changes_no_loss_and_no_weight(mesh: dict[str, int],
     ids=str,
 )
 def test_positions_of_every_kind(name: str, mesh: dict[str, int]) -> None:
-    """Learned, sinusoidal, rotary and no positions, and experts, on windows without documents."""
+    """Test learned, sinusoidal, rotary and no positions, and experts, on windows without documents."""
     assert_equal_runs(mesh, {}, name=name, documents=False)
 
 

@@ -15,7 +15,7 @@ from jaxgpt.trainer.metrics import MetricsFile, numbers, read_metrics
 
 
 def test_loads_are_summarized_for_each_layer() -> None:
-    """Equal loads; all tokens with the same two experts; one expert without tokens."""
+    """Test equal loads, all tokens with the same two experts, and an expert without tokens."""
     load_LE = jnp.array([[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0.0, 0.0], [0.5, 0.25, 0.25, 0.0]])
     found = numbers({"loss": jnp.float32(2.5), "expert_load": load_LE})
     assert found["loss"] == 2.5

@@ -83,7 +83,7 @@ def test_biases_of_routers_follow_the_sign_of_the_load_error() -> None:
 
 
 def test_training_evens_out_the_loads() -> None:
-    """A router that prefers one expert, trained with a large balance loss only."""
+    """A router that prefers one expert is trained with a large balance loss only."""
     model = replace(CONFIG, router_bias=False)
     config = Config(
         model=model,

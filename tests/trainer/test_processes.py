@@ -213,7 +213,7 @@ def test_a_missing_process_is_one_line(process: str) -> None:
 
 
 def test_the_last_line_of_a_killed_launch_is_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If XLA ends the other processes, none of them prints it."""
+    """If XLA ends the other processes, none of them prints this line."""
     for process, code, said in (
         (0, -9, ""),
         (1, -6, "Check failure\n"),

@@ -37,7 +37,7 @@ Patch = pytest.MonkeyPatch
 
 
 def tiny(name: str = "gpt2", **changes: object) -> LM:
-    """A model whose context is longer than the windows of `verify`."""
+    """A model with a longer context than the windows of `verify`."""
     config = small(name, n_layer=1, **({"block_size": 30} | changes))
     return LM(
         Config(model=config, data=DataConfig(dataset="none", documents="mask")),
