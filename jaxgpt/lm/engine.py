@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jaxgpt.decoding.lookup import lookup_steps
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, prefill, slide_steps
 from jaxgpt.model.cache import grow
 from jaxgpt.ops.attention import NO_TOKEN
+from jaxgpt.parallel.arrays import to_host
 
 CHUNK = 512  # maximum number of tokens that `resume` adds to a cache in one call
 
@@ -26,21 +28,24 @@ def round_up(n: int, least: int = 1) -> int:
     return 1 << (max(n, least) - 1).bit_length()
 
 
-def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int, int]:
+def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[int, int, int]:
     """Return the number of rows, of slots for a prompt and of slots for the whole text.
 
-    All three are rounded up, so that prompts of similar sizes share a compiled program.
+    All three are rounded up, so that prompts of similar sizes share a compiled program. Several rows are a multiple of `ways`,
+    the number of shards of a batch.
     """
     longest = max(len(prompt) for prompt in prompts)
     rows = round_up(len(prompts))
+    if rows > 1:
+        rows = math.ceil(rows / ways) * ways
     prompt_slots = round_up(longest - 1, 8) + 1  # `prefill` reads all tokens of a prompt except the last
     new_slots = round_up(max(limits), 64)
     return rows, prompt_slots, prompt_slots + new_slots
 
 
-def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[TokenBuffer, int]:
+def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[TokenBuffer, int]:
     """Stack prompts, padded on the left; further rows are empty. Return the buffer and the slots for the whole text."""
-    B, P, size = sizes(prompts, limits)
+    B, P, size = sizes(prompts, limits, ways)
     ids_BP = np.full((B, P), NO_TOKEN, np.int32)
     for row, ids in enumerate(prompts):
         ids_BP[row, P - len(ids) :] = ids
@@ -48,7 +53,12 @@ def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[T
 
 
 def start(
-    sampler: Sampler, params: Any, prompts: Sequence[Sequence[int]], keys: jax.Array, limits: Sequence[int]
+    sampler: Sampler,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    keys: jax.Array,
+    limits: Sequence[int],
+    ways: int = 1,
 ) -> SamplerState:
     """Compute the cache of prompts, without their last tokens.
 
@@ -58,9 +68,10 @@ def start(
         prompts: ids of each prompt, at least one.
         keys: one random key per prompt.
         limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
+        ways: number of shards of a batch, as in `sizes`.
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because `_resize` repeats keys
-    text, size = left_pad(prompts, limits)
+    text, size = left_pad(prompts, limits, ways)
     key_B = _resize(keys, len(text.ids_BS))
     compiled = _compiled(prefill, sampler, static_argnames="size")
     return compiled(params, text, key_B, size)
@@ -93,7 +104,7 @@ def new_log_p(state: SamplerState, since: int = 0) -> np.ndarray:
 
 def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
     end = int(state.text.length)
-    return np.array(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
+    return to_host(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
 
 
 class Reuse(NamedTuple):
@@ -122,7 +133,7 @@ def plan_reuse(state: SamplerState, prompt: Sequence[int], limit: int) -> Reuse 
         prompt: ids of the prompt.
         limit: maximum number of new tokens.
     """
-    ids_S = np.asarray(state.text.ids_BS)[0]
+    ids_S = to_host(state.text.ids_BS)[0]
     padding = int(np.argmax(ids_S >= 0))
     cached = ids_S[padding : int(state.cache.length)]
     needed = np.asarray(prompt[:-1])
@@ -180,7 +191,7 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
         cache = _grow(cache, reuse.size - cache.size)
 
     # Drop the cached tokens after the kept ones, then read the prompt from there.
-    cache = cache._replace(length=jnp.int32(reuse.padding + reuse.kept))
+    cache = cache._replace(length=np.int32(reuse.padding + reuse.kept))  # type: ignore[arg-type]
     read = _compiled(_read, sampler, donate_argnames="cache")
     needed = len(prompt) - 1
     for start_of_chunk in range(reuse.kept, needed, CHUNK):
@@ -191,25 +202,29 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     ids_1S = np.full((1, cache.size), NO_TOKEN, np.int32)
     length = reuse.padding + len(prompt)
     ids_1S[0, reuse.padding : length] = prompt
-    return SamplerState(
-        text=TokenBuffer(jnp.asarray(ids_1S), jnp.int32(length)),
-        cache=cache,
-        done_B=jnp.zeros(1, bool),
-        made=jnp.int32(0),
-        key_B=key[None],
-        log_p_BS=jnp.zeros(ids_1S.shape, jnp.float32),
-    )
+
+    # Arrays of the host: a device array would be on one device, and the mesh may have those of several processes.
+    text: Any = TokenBuffer(ids_1S, np.int32(length))  # type: ignore[arg-type]
+    done_B: Any = np.zeros(1, bool)
+    made: Any = np.int32(0)
+    log_p_BS: Any = np.zeros(ids_1S.shape, np.float32)
+    return SamplerState(text, cache, done_B, made, _resize(key, 1), log_p_BS)
 
 
 def search(
-    sampler: Sampler, beams: BeamParams, params: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]
+    sampler: Sampler,
+    beams: BeamParams,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    ways: int = 1,
 ) -> Hypotheses:
     """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
-    text, size = left_pad(prompts, limits)
+    text, size = left_pad(prompts, limits, ways)
     padding_rows = len(text.ids_BS) - len(limits)
     limit_B = np.pad(np.asarray(limits, np.int32), (0, padding_rows))
     compiled = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
-    return jax.device_get(compiled(params, text, limit_B))
+    return jax.tree.map(to_host, compiled(params, text, limit_B))
 
 
 def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,11 +30,12 @@ from jaxgpt.lm.arguments import (
 )
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.model import LM, check_for_text
-from jaxgpt.lm.placement import cache_shards, placed
+from jaxgpt.lm.placement import cache_shards, own_part, placed, row_ways, settled
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.options import SEED
 from jaxgpt.parallel.host import device_memory
+from jaxgpt.parallel.processes import from_all
 from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # default tokens per call in `stream`
@@ -92,13 +94,17 @@ def generate(
     Always returns a list: `num_return_sequences` generations per prompt (default: 1), in the order of the prompts. A string,
     or a sequence of ids, is one prompt.
 
+    Weights on a mesh stay where they are. If the mesh has the devices of several processes, all of them must call this with the
+    same arguments, and receive all texts. Processes that together hold all weights generate an equal share (`own_part`).
+
     Args:
         lm: model.
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
-        progress: callback with the number of sampling steps so far, and the maximum; not called with beams.
+        progress: callback with the number of sampling steps so far, and the maximum, in several processes of the process's
+            share; not called with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
             num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them. Sampling settings that
@@ -112,15 +118,22 @@ def generate(
     beam_search = settings.get("num_beams", 1) != 1
     settings = with_defaults(lm.tokenizer, settings, without=BEAMS_REJECT if beam_search else ())
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
-    request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)
+    sequences = beams.num_return_sequences if beams.num_beams == 1 else 1
     custom = as_filters(filters)
-    if not request.rows:
+
+    def of_prompts(lm: LM, prompts: list[Any], keys: jax.Array) -> list[Generation]:
+        request = read_request(lm, prompts, text, sequences)
+        if beams.num_beams > 1:
+            return _beam_search(request, sampling, custom, beams)
+        pieces = decode(request, request.sampler(sampling, custom), keys, BLOCK, progress)
+        done = {piece.row: piece.done for piece, _ in pieces if piece.done}
+        return [done[row] for row in sorted(done)]
+
+    listed = as_prompts(prompts)
+    if not listed:
         return []
-    if beams.num_beams > 1:
-        return _beam_search(request, sampling, custom, beams)
-    pieces = decode(request, request.sampler(sampling, custom), row_keys(key, len(request.rows)), BLOCK, progress)
-    done = {piece.row: piece.done for piece, _ in pieces if piece.done}
-    return [done[row] for row in sorted(done)]
+    keys = row_keys(key, len(listed) * sequences)
+    return _in_parts(lm, listed, keys, of_prompts, beams.num_return_sequences)
 
 
 def stream(
@@ -134,8 +147,9 @@ def stream(
 ) -> Iterator[Piece]:
     """Continue each prompt and yield its text in pieces.
 
-    The concatenated pieces of a row are the text that `generate` returns. Takes the arguments of `generate` except `progress`
-    and the fields of `BeamParams`. After the first token, `block` tokens are generated per call; None: all tokens in one call.
+    The concatenated pieces of a row are the text that `generate` returns. On the mesh of several processes, all of them yield
+    all pieces. Takes the arguments of `generate` except `progress` and the fields of `BeamParams`. After the first token,
+    `block` tokens are generated per call; None: all tokens in one call.
     """
     check_for_text(lm)
     text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
@@ -145,6 +159,44 @@ def stream(
         return iter(())
     pieces = decode(request, request.sampler(sampling, as_filters(filters)), row_keys(key, len(request.rows)), block)
     return (piece for piece, _ in pieces)
+
+
+def _in_parts(
+    lm: LM,
+    prompts: list[Any],
+    keys: jax.Array,
+    of_prompts: Callable[[LM, list[Any], jax.Array], list[Generation]],
+    sequences: int,
+) -> list[Generation]:
+    """Call a function on an equal share of the prompts in each part of the mesh; return the texts of all prompts.
+
+    Args:
+        lm: the model on the mesh.
+        prompts: the prompts.
+        keys: keys of all texts, the same number for each prompt.
+        of_prompts: a function from the model on a part of the mesh, prompts and keys to the texts.
+        sequences: number of texts of each prompt.
+    """
+    part = own_part(lm)
+    if part.count == 1:
+        return of_prompts(lm, prompts, keys)
+
+    # All shares have the same number of prompts: the last prompt may be repeated.
+    n = len(prompts)
+    share = math.ceil(n / part.count)
+    first = part.index * share
+    chosen = np.minimum(np.arange(first, first + share), n - 1)
+    own_prompts = [prompts[number] for number in chosen]
+    own_keys = keys.reshape(n, -1)[chosen].reshape(-1)
+
+    def of_part() -> list[Any]:
+        texts = of_prompts(part.lm, own_prompts, own_keys)
+        return [part.index, [tuple(text) for text in texts]]
+
+    # The processes of a part have the same texts.
+    by_part = dict(from_all(of_part))
+    found = [Generation(*text) for index in range(part.count) for text in by_part[index]]
+    return found[: n * sequences]
 
 
 class Request(NamedTuple):
@@ -175,7 +227,7 @@ class Request(NamedTuple):
         The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches. `size` is the
         number of slots of a row; 0: the slots of a new text (`engine.sizes`).
         """
-        rows, _, new_size = engine.sizes(self.rows, self.new)
+        rows, _, new_size = engine.sizes(self.rows, self.new, row_ways(self.lm))
         size = size or new_size
         shards, devices = cache_shards(self.lm, rows)
         memory = device_memory(devices)
@@ -244,23 +296,27 @@ def decode(
     Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
     piece. With `reuse`, the only prompt continues an earlier text.
     """
-    params = request.lm.params
+    lm = request.lm
+    params = lm.params
     texts = [request.text(row) for row in range(len(keys))]
     longest = max(request.new)
+    first_key = keys[0]
 
     # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
     size = 0 if reuse is None else reuse.size
     with request.on_device(size=size):
         if reuse is None:
-            state = engine.start(sampler, params, request.rows, keys, request.new)
+            state = engine.start(sampler, params, request.rows, keys, request.new, row_ways(lm))
         else:
-            state = engine.resume(sampler, params, reuse, request.rows[0], keys[0])
+            state = engine.resume(sampler, params, reuse, request.rows[0], first_key)
+        state = settled(lm, state)
 
     made = 0
     steps = block if block >= longest else 1  # one token first, for a quick first piece
     while any(text.finish_reason is None for text in texts):
         with request.on_device(size=size):
             state = engine.run(sampler, params, state, min(steps, longest - made))
+            state = settled(lm, state)
         fresh_BT = engine.new_ids(state, made)
         log_p_BT = engine.new_log_p(state, made)
         made = int(state.made)
@@ -290,7 +346,8 @@ def _beam_search(
     _check_beams(request, sampling, beams)
     with request.on_device(2 * beams.num_beams):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
-        found = engine.search(sampler, beams, request.lm.params, request.rows, request.new)
+        ways = row_ways(request.lm)
+        found = engine.search(sampler, beams, request.lm.params, request.rows, request.new, ways)
 
     out = []
     _, P, _ = engine.sizes(request.rows, request.new)

@@ -12,6 +12,7 @@ from jaxgpt.checkpoint.match import check_names
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.kernels import of_device
 from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.placement import settled
 from jaxgpt.model.params import map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -57,4 +58,5 @@ def for_decoding(lm: LM) -> LM:
     if STACKED in params:
         params = unstack_layers(params, lm.config.model.n_layer)
     check_names(params, lm.gpt)
-    return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.gpt))
+    params = map_matrices(lambda w: w.astype(dtype), params, lm.gpt)
+    return lm._replace(params=settled(lm, params))

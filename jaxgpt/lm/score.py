@@ -16,11 +16,12 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import LM
-from jaxgpt.lm.placement import placed
+from jaxgpt.lm.placement import placed, row_ways, settled
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.tree import Tree, attend_to_ancestors
 from jaxgpt.model import GPT
 from jaxgpt.ops.attention import Positions
+from jaxgpt.parallel.arrays import to_host
 from jaxgpt.settings import INT_MAX, as_int
 from jaxgpt.train.loss import chunked
 
@@ -99,6 +100,7 @@ def score(
     texts = [_encode(lm, before, after) for before, after in zip(befores, afters, strict=True)]
 
     # Batches of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
+    ways = row_ways(lm)
     rows = sorted(_shared_rows(lm, texts), key=lambda row: -len(row.ids))
     scores: dict[int, Score] = {}
     while rows:
@@ -107,6 +109,8 @@ def score(
         if longest <= lm.config.model.block_size:
             T = min(T, lm.config.model.block_size)
         B = min(max(batch_tokens // T, 1), round_up(len(rows)))
+        if B > 1:
+            B = math.ceil(B / ways) * ways
         batch = rows[:B]
         rows = rows[B:]
         scores |= _score_batch(lm, texts, batch, B, T)
@@ -241,7 +245,7 @@ def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -
     compiled = _compiled(sampler_of(lm).model, math.ceil(C / chunks))
     with placed(lm, B):
         found = compiled(lm.params, batch.tokens_BT, batch.at_BC, batch.targets_BC, branches)
-        log_p_BC, is_best_BC = jax.device_get(found)
+    log_p_BC, is_best_BC = map(to_host, settled(lm, found))
     return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in batch.places.items()}
 
 

@@ -88,7 +88,7 @@ class Block(Module):
             normed_BTD = self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
             out_BTD, sides = self.feed_forward(normed_BTD, visible.query)
             y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
-        y_BTD = constrain(y_BTD, ("batch", "length", "width"))
+        y_BTD = constrain(y_BTD, ("residual", "length", "width"))
         return self.named("resid.post", y_BTD), kv, sides
 
     def residual(self, x_BTD: jax.Array, tokens_BT: jax.Array | None) -> jax.Array:
@@ -261,7 +261,7 @@ class GPT(Module):
             x_BTD = x_BTD + self.named("pos_embed", pos_BTD)
 
         x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
-        x_BTD = constrain(x_BTD, ("batch", "length", "width"))
+        x_BTD = constrain(x_BTD, ("residual", "length", "width"))
         x_BTD, layers, sides = self.blocks(x_BTD, positions, cache, key, tokens_BT)
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)

@@ -31,7 +31,7 @@ class MLP(Module):
             h_BTF = act(gate_BTF) * self.named("up", h_BTF)
         else:
             h_BTF = act(self.named("pre", h_BTF))
-        h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))
+        h_BTF = self.named("post", constrain(h_BTF, ("residual", "length", "mlp")))
 
         down_proj = narrow(residual=True, name="down_proj")
         return down_proj(h_BTF)

@@ -21,12 +21,13 @@ SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies 
 
 # Logical axis -> mesh axes.
 # Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over tensor.
-# Activations: rows are sharded over data, fsdp and expert, and positions over context. In the embedding lookup, fsdp shards
-# the width instead of the rows.
+# Activations: rows (of the residual stream and the MLP: residual) are sharded over data, fsdp and expert, and positions over
+# context. In the embedding lookup, fsdp shards the width instead of the rows.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp", "expert"),
     "lookup": ("data", "expert"),
+    "residual": ("data", "fsdp", "expert"),
     "length": ("context",),
     "width": (),
     "embed": ("fsdp",),
@@ -44,6 +45,11 @@ RULES: Rules = {
     "matrix_shards": ("fsdp",),  # Muon: stack of matrices, in an intermediate step of resharding
     "matrices": ("fsdp", "data", "expert", "context", "tensor"),  # Muon: stack of complete matrices, over all devices
 }
+
+# The table of generation: weights stay where they are, and devices exchange the few tokens of a step. Fsdp shards the width of
+# the residual stream, like the embedding lookup, so each device multiplies its part of the width of all tokens. With `RULES`,
+# every device would gather all weights before a loop of steps.
+STATIONARY: Rules = {**RULES, "residual": ("data", "expert"), "width": ("fsdp",)}
 
 
 def change_rules(changes: Rules) -> Rules:
@@ -84,6 +90,7 @@ def rules_for(
     sizes = {
         "batch": rows,
         "lookup": rows,
+        "residual": rows,
         "length": length or model.block_size,
         "width": model.n_embd,
         "embed": model.n_embd,

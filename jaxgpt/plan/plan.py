@@ -24,7 +24,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rows import batch_ways
-from jaxgpt.parallel.rules import Rules, change_rules, partition_spec, rules_for, use_mesh
+from jaxgpt.parallel.rules import STATIONARY, Rules, change_rules, partition_spec, rules_for, use_mesh
 from jaxgpt.plan.collectives import read_program
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
@@ -186,7 +186,7 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
 
     def lowered() -> Any:
         step = jax.jit(partial(decode_steps, sampler), donate_argnums=1)
-        with use_mesh(mesh, model, length=1):
+        with use_mesh(mesh, model, STATIONARY, length=1):
             return step.lower(params, state, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
@@ -206,7 +206,7 @@ def _abstract_state(
     sampler: Sampler, params: Any, model: ModelConfig, rows: int, mesh: jax.sharding.Mesh
 ) -> SamplerState:
     """Return the shapes and shardings of a sampler's state after prompts of one token, with the cache of a full context."""
-    rules = rules_for(model, mesh, length=1)
+    rules = rules_for(model, mesh, STATIONARY, length=1)
 
     def begin(params: Any) -> SamplerState:
         text = TokenBuffer(jnp.zeros((rows, 1), jnp.int32), jnp.int32(1))
@@ -217,7 +217,7 @@ def _abstract_state(
         sharding = jax.sharding.NamedSharding(mesh, partition_spec(names[: leaf.ndim], rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    with use_mesh(mesh, model, length=1):
+    with use_mesh(mesh, model, STATIONARY, length=1):
         state: SamplerState = jax.eval_shape(begin, params)
     layers = jax.tree.map(partial(placed, KV_AXES), state.cache.layers)
     others = state._replace(cache=state.cache._replace(layers=()))

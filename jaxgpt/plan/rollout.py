@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from jaxgpt.config import Config
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.parallel.rows import row_shards
 from jaxgpt.plan.cost import StepCost
-from jaxgpt.plan.estimate import argument_bytes, extrapolated, gathered, shard_elements, token_flops
+from jaxgpt.plan.estimate import argument_bytes, extrapolated, shard_elements, token_flops
 from jaxgpt.plan.residuals import Work, abstract_program, one_device
 from jaxgpt.plan.topology import Topology
 
@@ -20,8 +21,8 @@ from jaxgpt.plan.topology import Topology
 def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     """Estimate the generation of the answers of a rollout, and the passes that compute their probabilities.
 
-    The time is a lower bound: each decoding step reads the weights, gathered along fsdp, and the cache of the answers once, and
-    prompts are empty. Memory holds the train state, a copy of the weights in the compute dtype, and a cache of whole windows.
+    The time is a lower bound: in each decoding step, a device reads its shards of weights and cache once. Prompts are empty.
+    Memory holds the train state, a copy of the weights in the compute dtype, and a cache of whole windows.
 
     Args:
         config: settings of the step, with a resolved mesh.
@@ -34,16 +35,16 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     memory = {kind: size for kind, size in weights.train_state.items() if kind != "batch"}
     memory["weights for decoding"] = weights.copied
 
-    # The answers of a device: all answers, if the mesh does not divide their number.
+    # The answers of a device, with padding if the mesh does not divide their number.
     ways = row_shards(sizes_of(config.mesh))
-    rows = answers.rows // ways if answers.rows % ways == 0 else answers.rows
+    rows = math.ceil(answers.rows / ways)
     slot_bytes = _slot_bytes(config)
     memory["cache"] = slot_bytes * rows * config.window * config.model.n_layer
 
     # Step n reads the weights, and n slots of each layer, or at most the sliding window.
     steps = answers.tokens
     slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
-    bytes_read = steps * weights.read + slot_bytes * rows * slots
+    bytes_read = steps * weights.copied + slot_bytes * rows * slots
 
     # A forward pass has a third of the FLOPs of training. The model scores the checked answers, the frozen copy all answers.
     scored_rows = answers.checked / ways
@@ -65,8 +66,7 @@ class WeightBytes(NamedTuple):
     """Bytes of the weights on each device."""
 
     train_state: dict[str, float]  # by kind, as in `StepCost.memory`
-    copied: float  # shards of the copy in the compute dtype
-    read: float  # weights that a decoding step reads, gathered along fsdp, in the compute dtype
+    copied: float  # shards of the copy in the compute dtype, which a decoding step reads
 
 
 def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
@@ -78,7 +78,6 @@ def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
     return WeightBytes(
         train_state=jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work)),
         copied=element * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights)),
-        read=element * extrapolate(gathered(one), gathered(two)),
     )
 
 

@@ -18,23 +18,18 @@ import numpy as np
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.config import Config
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM, generate
-from jaxgpt.lm.arguments import row_keys
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.arrays import put_array
-from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.parallel.processes import from_all, is_leader, on_leader, process_count, process_index
+from jaxgpt.parallel.processes import is_leader, on_leader
 from jaxgpt.parallel.rows import row_spec
-from jaxgpt.parallel.rules import replicated
 from jaxgpt.post.policy import VARIANTS, advantages
 from jaxgpt.post.rewards import Reward, metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
@@ -96,7 +91,7 @@ class Rollouts:
         post = config.post
         prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.answers_per_prompt)]
         key = named_key(config.train.seed, "rollout", index)
-        answers = sample(local_model(self.program, state.params, self.tokenizer), prompts, key)
+        answers = sample(LM(config, self.program.weights(state.params), self.tokenizer), prompts, key)
         if self.reward is None:
             return rollout_batch(config, prompts, answers, None, {})
 
@@ -221,48 +216,14 @@ def answer_ids(answer: Generation) -> list[int]:
 
 
 def sample(lm: LM, prompts: Sequence[Prompt], key: jax.Array | None) -> list[Generation]:
-    """Generate an answer to each prompt; without a key, the most probable tokens.
-
-    In a run of several processes, each process generates the answers to an equal share of the prompts. All processes receive
-    all answers.
-
-    Args:
-        lm: the model on the devices of this process (`local_model`).
-        prompts: prompts.
-        key: random key, or None.
-    """
+    """Generate an answer to each prompt; without a key, the most probable tokens."""
     # Without filters and at temperature 1, tokens are drawn from the probabilities of the loss.
     options: dict[str, Any] = {"temperature": 0.0 if key is None else 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     options |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "overflow": "error"}
 
-    # The rows of this process: all processes have the same number, so the last row may be repeated.
-    n = len(prompts)
-    share = math.ceil(n / process_count())
-    first = process_index() * share
-    rows = np.minimum(np.arange(first, first + share), n - 1)
-    ids = [prompts[row].ids for row in rows]
     if key is not None:
-        options["key"] = row_keys(key, n)[rows]
-
-    def answer() -> list[tuple[Any, ...]]:
-        return [tuple(each) for each in generate(lm, ids, max_new_tokens=lm.config.post.max_new_tokens, **options)]
-
-    answers = [Generation(*each) for part in from_all(answer) for each in part]
-    return answers[:n]
-
-
-def local_model(program: Program, params: Any, tokenizer: Tokenizer) -> LM:
-    """Return the model with its weights on the mesh.
-
-    In a run of several processes, the weights are a complete copy on each device of this process, even if the mesh divides
-    them.
-    """
-    weights = program.weights(params)
-    if process_count() > 1:
-        devices = jax.local_devices()
-        place = replicated(make_mesh(MeshConfig(data=len(devices)), devices))
-        weights = jax.tree.map(lambda x: put_array(x, place), weights)
-    return LM(program.config, weights, tokenizer)
+        options["key"] = key
+    return generate(lm, [prompt.ids for prompt in prompts], max_new_tokens=lm.config.post.max_new_tokens, **options)
 
 
 def reward_answers(
@@ -396,7 +357,7 @@ def answers_to(
     config = program.config
     assert watch.data is not None, "the data of the run"
     size = config.train.eval_batch_size or config.rollout_answers
-    lm = local_model(program, params, watch.data.tokenizer)
+    lm = LM(config, program.weights(params), watch.data.tokenizer)
     answers: list[Generation] = []
     for first in range(0, len(prompts), size):
         if watch.interrupted():

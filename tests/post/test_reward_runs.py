@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,8 @@ from jaxgpt.convert.card import model_card
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
-from jaxgpt.lm import LM
 from jaxgpt.lm.generation import Generation
-from jaxgpt.post.rollouts import check_sampler, local_model, sample
+from jaxgpt.post.rollouts import check_sampler, sample
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"
@@ -187,20 +189,6 @@ def test_sampler_and_training_compute_the_same_probabilities(mesh: list[str], mo
     assert max(differences) < 1e-5
 
 
-@pytest.mark.ci
-def test_a_rollout_and_an_evaluation_place_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run of several processes, this makes a complete copy; an evaluation in several batches makes only one."""
-    placed = list[LM]()
-
-    def place(*args: Any) -> LM:
-        placed.append(local_model(*args))
-        return placed[-1]
-
-    monkeypatch.setattr("jaxgpt.post.rollouts.local_model", place)
-    train("short", *OWN, "--train.steps", "4", "--train.eval-every", "4", "--train.eval-batch-size", "2")
-    assert len(placed) == 1 + len(lines("short", "val_reward"))
-
-
 def shift_log_p(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
     """Let the sampler return log probabilities that are too low by `nats`."""
 
@@ -267,9 +255,9 @@ def test_several_rewards_with_weights() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("axis", ["data", "fsdp"])
+@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
 def test_two_processes_equal_two_devices(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process answers half of the prompts, and process 0 rewards all answers; 15 prompts are no multiple of 2."""
+    """Process 0 rewards all answers. With data, each process answers half of the prompts; 15 prompts are no multiple of 2."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     own = flags(train__steps=8, train__eval_every=4, train__batch_size=60, post__group=4, post__rollout_epochs=4)
     own += ["--mesh.data", "1", f"--mesh.{axis}", "2", "--optim.learning-rate", "0.001"]
@@ -296,6 +284,28 @@ def test_a_reward_that_fails_saves_the_run_of_both_processes(monkeypatch: pytest
     assert result.stderr.count("the reward my_reward.py:vowels failed: RuntimeError: no more") == 1
     assert "resume with: jaxgpt train --resume --out two --post.reward=my_reward.py:vowels" in result.stderr
     assert max(int(path.name) for path in Path("two/checkpoints").iterdir()) == 8
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_in_a_rollout_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process waits for its shards; without a process, the run can go on."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    words = ["launch", "--processes", "2", "--devices-per-process", "1", "train", "finetune", "--init-from", "base"]
+    long = flags(train__steps=4000, optim__decay_steps=4000, mesh__fsdp=2, train__log_every=4)
+    command = [sys.executable, "-m", "jaxgpt", *words, "--out", "two", *SETTINGS, *OWN, *long]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        end = time.monotonic() + 200
+        while not (Path("two/metrics.jsonl").is_file() and lines("two", "reward")):
+            assert launcher.poll() is None, launcher.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert "process 1 was killed by SIGKILL" in err
+    assert "resume with: jaxgpt" in err
+    assert "Traceback" not in err
 
 
 WRONG = {
