@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
-from jaxgpt.model.scan import unstack_layers
+from jaxgpt.lm.placement import one_copy
 from jaxgpt.trainer.program import Program
 
 QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped
@@ -64,8 +62,7 @@ def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 def final_sample(program: Program, tokenizer: Tokenizer, params: Any, ids: list[int]) -> str:
     """Return a prompt followed by a sample that continues it."""
     config = program.config
-    params = jax.device_put(params, jax.local_devices()[0])
-    lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)
+    lm = one_copy(LM(config, params, tokenizer))
     tokens = config.train.sample_tokens
     if config.model.positions != "rope":
         tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)

@@ -18,7 +18,7 @@ from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data, Packed, Preferences, PromptSplit
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import write_json
-from jaxgpt.parallel.processes import gather_to_host, is_leader
+from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
@@ -134,9 +134,9 @@ class RunPrinter(Listener):
 
         params = None
         if train.sample_tokens:
-            params = gather_to_host(self.program.weights(outcome.state.eval_params))
+            params = self.program.weights(outcome.state.eval_params)
+        prompt = self._print_sample(params)  # in all processes, which have the weights together
         if is_leader():
-            prompt = self._print_sample(params)
             self.console.write(aligned(self._summary(prompt)))
 
     def _print_sample(self, params: Any) -> str:
