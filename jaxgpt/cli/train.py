@@ -197,7 +197,6 @@ def kept_notes(error: Exception) -> str:
 
 def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> Start:
     """Add tasks to the evaluators of a run, by default its validation loss. They are loaded before the run is created."""
-    from jaxgpt.parallel.processes import process_count
     from jaxgpt.tasks.evaluator import TaskScores
     from jaxgpt.tasks.load import open_tasks, split_names
     from jaxgpt.trainer.evaluation import Every, ValidationLoss
@@ -205,8 +204,6 @@ def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> S
     eval_every = start.config.train.eval_every
     if every % eval_every:
         raise UserError(f"--tasks-every {every} is not a multiple of train.eval_every {eval_every}: change one of them")
-    if process_count() > 1:
-        raise UserError("--tasks needs a run of one process: evaluate the checkpoints with jaxgpt eval RUN --tasks")
     scores = TaskScores(open_tasks(split_names(names), path), limit or None)
     evaluators = start.evaluators or (ValidationLoss(),)
     return start._replace(evaluators=(*evaluators, Every(scores, every)))

@@ -9,7 +9,6 @@ from jaxgpt.config import LoraConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.scan import STACKED, unstack_layers
-from jaxgpt.parallel.processes import process_count
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.load import Interrupted, Tasks
 from jaxgpt.tasks.record import TaskResult, number
@@ -63,13 +62,11 @@ class TaskScores:
     chat_template: bool = False
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> TaskMetrics | None:
-        """Evaluate the weights where they are; None if interrupted.
+        """Evaluate the weights where they are, in all processes together; None if interrupted.
 
         Raises:
-            UserError: with several processes, which do not have all weights, or if a task does not fit the model.
+            UserError: if a task does not fit the model, or the processes have different requests.
         """
-        if process_count() > 1:
-            raise UserError("tasks are evaluated in one process: evaluate the checkpoints with jaxgpt eval RUN --tasks")
         if watch.data is None:
             raise UserError("tasks need the tokenizer of the run: pass the data of the run in Watch(data=...)")
         config = program.config

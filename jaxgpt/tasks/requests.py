@@ -5,6 +5,7 @@ The definitions equal lm-evaluation-harness' for causal models; this module does
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jaxgpt.lm.arguments import make_settings, row_keys, start_ids
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import decode, read_request
 from jaxgpt.options import SEED
+from jaxgpt.parallel.processes import process_count, same_on_all
 
 ANSWER_ROWS = 16  # texts generated in a batch
 ANSWER_BLOCK = 8  # tokens between two searches for stop strings: most answers of tasks are short
@@ -78,6 +80,7 @@ def answer_choices(lm: LM, choices: Sequence[Continuation], count: Count = no_co
     Raises:
         UserError: if a choice is empty or longer than the context length.
     """
+    _check_same(choices)
     context_length = lm.config.model.block_size
     contexts = []
     for choice in choices:
@@ -90,6 +93,13 @@ def answer_choices(lm: LM, choices: Sequence[Continuation], count: Count = no_co
         contexts.append(choice.context[-kept:])
     scores = score(lm, contexts, [choice.ids for choice in choices], progress=count)
     return [(float(each.log_p.sum(dtype="float64")), bool(each.is_best.all())) for each in scores]
+
+
+def _check_same(requests: Sequence[Any]) -> None:
+    """Raise `UserError` if the processes of a run have different requests, which they could not answer together."""
+    if process_count() > 1:
+        digest = hashlib.sha256(repr(list(requests)).encode()).hexdigest()
+        same_on_all(lambda: digest, lambda digest: {"the digest of the requests of a task": digest[:8]})
 
 
 def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
@@ -131,6 +141,7 @@ def answer_prompts(
     Raises:
         UserError: if the answers of a request may fill the whole context.
     """
+    _check_same(prompts)
     context_length = lm.config.model.block_size
     groups: dict[str, list[int]] = {}
     for n, prompt in enumerate(prompts):

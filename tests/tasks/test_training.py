@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers import TEXT, small_run
+from test_lm import tiny
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig
@@ -16,7 +20,7 @@ from jaxgpt.lm import LM
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
 from jaxgpt.tasks.record import TaskResult
-from jaxgpt.tasks.requests import Continuation, answer_choices
+from jaxgpt.tasks.requests import Continuation, GenerationRequest, answer_choices, answer_prompts
 from jaxgpt.trainer.evaluation import Every, Measured, ValidationLoss, Watch
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.loop import Start, train
@@ -58,6 +62,75 @@ def test_tasks_score_the_weights_of_each_evaluation() -> None:
     for step, value in found.items():
         [(log_p, _)] = answer_choices(jaxgpt.load("out", step), [Continuation([1, 2], [3, 4])])
         assert value == pytest.approx(log_p, abs=1e-5)
+
+
+PROCESS = """
+import sys
+from dataclasses import replace
+
+port, index, *paths = sys.argv[1:]
+sys.path[:0] = paths
+from jaxgpt.config import DistributedConfig, MeshConfig
+from jaxgpt.parallel.join import joined
+
+with joined(DistributedConfig(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=int(index))):
+    from helpers import small_run
+    from test_training import answers_and_choices
+
+    answers_and_choices(replace(small_run(scan_layers=True), mesh=MeshConfig(data=1, fsdp=2)), "two")
+"""
+
+
+class Quiz:
+    """Loaded tasks with choices and prompts; the metrics are a log probability and the characters of the answers."""
+
+    def evaluate(self, lm: LM, *, progress: Progress, **options: Any) -> list[TaskResult]:
+        choices = [Continuation([1, 2], [3, 4]), Continuation([1], [2]), Continuation([5, 6], [7])]
+        log_p = sum(value for value, _ in answer_choices(lm, choices, progress))
+        prompts = [GenerationRequest(text, (), 5, {"temperature": 0.0}) for text in ("1", "11", "111")]
+        code = sum(map(ord, "".join(answer_prompts(lm, prompts, progress))))
+        return [TaskResult("quiz", "log_p", log_p, 0.5, True, 3), TaskResult("quiz", "code", code, 0.5, True, 3)]
+
+
+def answers_and_choices(config: Config, out: str) -> list[dict[str, float]]:
+    """Train with the quiz; return its metrics."""
+    train(Start(config, out, evaluators=(ValidationLoss(), Every(TaskScores(Quiz()), 4))), Listener())  # type: ignore[arg-type]
+    lines = read_metrics(Path(out, "metrics.jsonl"))
+    return [{name: line[name] for name in ("quiz/log_p", "quiz/code")} for line in lines if "quiz/code" in line]
+
+
+@pytest.mark.long
+def test_two_processes_answer_a_task_together_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process has all weights, and the layers are stacked."""
+    one = answers_and_choices(small_run(scan_layers=True), "one")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    here = Path(__file__).parent
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    paths = [str(here), str(here.parent)]
+    started = [subprocess.Popen([sys.executable, "-c", PROCESS, port, index, *paths]) for index in "01"]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
+    lines = read_metrics(Path("two/metrics.jsonl"))
+    two = [{name: line[name] for name in ("quiz/log_p", "quiz/code")} for line in lines if "quiz/code" in line]
+    assert len(two) == 2
+    for found, expected in zip(two, one, strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_processes_with_different_requests_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would answer a mixture of both."""
+    asked = list[str]()
+
+    def exchanged(make: Any, facts: Any) -> None:
+        asked.extend(facts(make()).values())
+
+    monkeypatch.setattr("jaxgpt.tasks.requests.process_count", lambda: 2)
+    monkeypatch.setattr("jaxgpt.tasks.requests.same_on_all", exchanged)
+    lm = tiny()
+    for ids in ([3, 4], [3, 4], [4, 3]):
+        answer_choices(lm, [Continuation([1, 2], ids)])
+    assert asked[0] == asked[1]
+    assert asked[0] != asked[2]
 
 
 def test_tasks_of_adapters_score_the_merged_weights() -> None:
