@@ -73,7 +73,7 @@ def launch(
 
 
 class Ending(NamedTuple):
-    """How the processes have ended.
+    """The exit of all processes.
 
     Attributes:
         code: highest exit code; `FAILED` for a process that was killed.

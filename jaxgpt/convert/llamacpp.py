@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: the config and the layout of their tensors, derived from the transformers families.
+"""llama.cpp GGUF files: the config and the layout of their tensors, derived from the transformers families.
 
 A family has one table of tensors, with transformers' names; the gguf package maps them to llama.cpp's names.
 """

@@ -1,4 +1,4 @@
-"""Modules of transformers that PEFT can adapt, and the matrices of `lora.targets` that they hold."""
+"""transformers modules that PEFT can adapt, and the matrices of `lora.targets` in them."""
 
 from __future__ import annotations
 

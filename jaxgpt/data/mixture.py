@@ -97,7 +97,7 @@ class Mixture:
             source[inside] = indices[part]
             before[inside] = np.array([used[stream] for stream in streams])[part] + count
 
-            # Where the next mixture continues.
+            # The next mixture continues after these rows.
             if end < math.inf:
                 used.update(dict(zip(streams, counts(int(end) - first, weights), strict=True)))
         if (source < 0).any():
