@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -229,3 +231,16 @@ def test_a_run_prints_when_it_computes_its_reference() -> None:
         "reference: computed at every step, 2.13 times for each pair; --post.reference-log-p once computes it once"
         in out
     )
+
+
+@pytest.mark.long
+def test_two_processes_compute_the_same_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process reads and computes the rows of its devices, and receives the log probabilities of all."""
+    train("one", "--mesh.data", "2")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    words = ["launch", "--processes", "2", "--devices-per-process", "1", "train", "finetune", "--init-from", "base"]
+    command = [sys.executable, "-m", "jaxgpt", *words, "--out", "two", *PATH, *SETTINGS, "--mesh.data", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    for a, b in zip(metrics("one"), metrics("two"), strict=True):
+        np.testing.assert_allclose([*a.values()], [*b.values()], rtol=2e-5, atol=1e-6)
