@@ -135,10 +135,11 @@ class ReferenceOnce:
         feed = PairFeed(program, data, last)
 
         # Microbatches of pairs in the order of their first use, from step 0, which a resume does not change. Microbatches that
-        # no step after the checkpoint uses are omitted. A changed batch size changes the order.
+        # no step after the checkpoint uses are omitted. A changed batch size or mixture changes the order.
         step = last.step if last else 0
         end = config.train.steps
-        order = first_uses(feed.batches, range(step if feed.batches.first else 0, end))
+        has_changed = feed.batches.first != 0 or len(config.data.phases) > 1
+        order = first_uses(feed.batches, range(step if has_changed else 0, end))
         later = first_uses(feed.batches, range(step, end))
         train = [each for each in microbatches_of(order, rows) if np.isin(each, later).any()]
         val = microbatches_of(np.asarray(data.val.eval_starts(T, max(config.data.stride, T))), rows)

@@ -221,6 +221,18 @@ def test_a_resumed_run_has_the_same_bits(lora: list[str]) -> None:
 
 
 @pytest.mark.ci
+def test_a_resumed_run_may_change_its_data() -> None:
+    """The pairs before the checkpoint are then not open."""
+    train("run", "--train.steps", "4")
+    more = ["--data.mix", "others.jsonl=1", "--train.steps", "8"]
+    result = jaxgpt("train", "--resume", "--out", "run", *more)
+    assert result.code == 0, result.err
+    Path("pairs.jsonl").unlink()
+    again = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(STEPS))
+    assert again.code == 0, again.err
+
+
+@pytest.mark.ci
 def test_a_run_prints_when_it_computes_its_reference() -> None:
     out = train("run", "--train.steps", "1")
     assert (
