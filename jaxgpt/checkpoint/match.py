@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,27 @@ def weight_names(params: Any) -> list[str]:
     """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a stored weight is a single weight."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: hasattr(leaf, "astype"))
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
+def name_difference(stored: Any, expected: Any, model: type[GPT]) -> str:
+    """Describe the weights that only a checkpoint or only a model has, or return ""; also "" without stored weights."""
+    stored = flatten_params(stored)
+    expected = flatten_params(expected)
+    lacks = [name for name in stored if name not in expected]
+    needs = [name for name in expected if name not in stored]
+    if not stored:
+        return ""
+    if lacks:
+        return f"has weights that {model.__name__} lacks ({_some(lacks)})"
+    if needs:
+        return f"lacks weights of {model.__name__} ({_some(needs)})"
+    return ""
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return up to three names, and the number of others."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def first_difference(params: Any, model: Model) -> str:

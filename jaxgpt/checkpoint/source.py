@@ -7,7 +7,7 @@ one more array at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxgpt.checkpoint.index import checkpoints, resolve_weights
 from jaxgpt.checkpoint.info import SEAL, Info, read_info
-from jaxgpt.checkpoint.match import first_difference
+from jaxgpt.checkpoint.match import first_difference, name_difference
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import read_params, stored_weights
@@ -26,7 +26,7 @@ from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import boxed_trained, merge
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.arrays import put_array, to_host
 from jaxgpt.parallel.rules import AXES, RULES, Rules, shardings
 
@@ -133,17 +133,9 @@ class WeightSource(NamedTuple):
 
     def _difference(self, like: Any, part: str, model: type[GPT]) -> str:
         """Describe the weights that only the checkpoint or only the model has, or return ""."""
-        stored = flatten_params(stored_weights(self.run.checkpoints, self.step, part))
-        expected = flatten_params(like)
-        lacks = [name for name in stored if name not in expected]
-        needs = [name for name in expected if name not in stored]
-        if not stored:
-            return ""
-        if lacks:
-            return f"{self.path} has weights that {model.__name__} lacks ({_some(lacks)})"
-        if needs:
-            return f"{self.path} lacks weights of {model.__name__} ({_some(needs)})"
-        return ""
+        stored = stored_weights(self.run.checkpoints, self.step, part)
+        difference = name_difference(stored, like, model)
+        return f"{self.path} {difference}" if difference else ""
 
     def read_base(self, place: Place) -> FrozenBase:
         """Read the frozen weights of the adapters; raise `UserError` if they changed since the adapters were trained."""
@@ -294,12 +286,6 @@ def checksum(tree: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return up to three names, and the number of others."""
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def check_mesh(mesh: Any) -> None:

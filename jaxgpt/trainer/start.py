@@ -15,9 +15,11 @@ import jax
 from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, saved_steps
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.match import name_difference
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
 from jaxgpt.checkpoint.source import WeightSource, needed_runs
+from jaxgpt.checkpoint.store import stored_weights
 from jaxgpt.config import Config, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.source_settings import base_directory, check_sources
@@ -268,6 +270,17 @@ def open_for_training(
         yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
 
 
+def _check_names(run: Run, last: Info, program: Program) -> None:
+    """Check the names of the weights in a checkpoint of an older version, which did not record a subclass of GPT."""
+    stored = stored_weights(run.checkpoints, last.step)
+    difference = name_difference(stored, program.abstract.checkpoint.params, type(program.model))
+    if difference:
+        raise UserError(
+            f"{run.path} {difference}: resume it in Python with the class that it was trained with, "
+            f'Start(config, run="{run.path}", build=partial(build, model=...))'
+        )
+
+
 def _reopen(
     run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
@@ -287,6 +300,8 @@ def _reopen(
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
         ranking = check_given(run, last, about["given"], start.evaluators)
+        if last.model is None:
+            _check_names(run, last, program)
         if any(last.about.get(part, "") != about.get(part, "") for part in ("base", "frozen")):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
         note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")

@@ -226,3 +226,16 @@ def test_weights_that_a_subclass_needs_are_named() -> None:
         UserError, match=r"out lacks weights of GainGPT \(h_0/attn/gain\): load it in Python with the class"
     ):
         load("out", model=GainGPT)
+
+
+def test_a_run_of_a_subclass_of_an_older_version_needs_its_class_to_resume() -> None:
+    """Older versions recorded no class: the weights of the checkpoint show it."""
+    model = GainGPT(CONFIG.with_model(vocab_size=25).model)
+    started(build=partial(build, model=model))
+    make_older()
+    with pytest.raises(
+        UserError, match=r"out has weights that GPT lacks \(h_0/attn/gain\): resume it in Python with the class"
+    ):
+        resumed()
+    outcome, _ = resumed(build=partial(build, model=model))
+    assert outcome.step == 4
