@@ -105,6 +105,30 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             signal.signal(number, handler)
 
 
+class TimeLimitReached(BaseException):
+    """The end of a `time_limit`; not an Exception, so that the code in the block does not handle it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeLimitReached` in a block that takes longer than `seconds`; only in the main thread, with SIGALRM.
+
+    Unlike the wait for a thread, the alarm also ends a regular expression, which keeps the interpreter's lock. After the limit,
+    it comes again every second at most, in case a bare `except` in the block has swallowed it.
+    """
+
+    def expire(number: int, frame: object) -> None:
+        raise TimeLimitReached
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
+
+
 def exit_on_second_signal() -> None:
     """End the process on two SIGINT within two seconds, even inside XLA's compiler.
 
@@ -123,7 +147,7 @@ def exit_on_second_signal() -> None:
             number = receiver.recv(1)
             if not number:  # the socket is closed
                 return
-            if _stop is not None:
+            if _stop is not None and number[0] in SIGNALS:
                 _stop.count()
             if number[0] == signal.SIGINT:
                 if time.monotonic() - last < TWICE:

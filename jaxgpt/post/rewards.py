@@ -11,8 +11,10 @@ import re
 import runpy
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
 from jaxgpt.post_settings import ANSWER, shown_reward
+from jaxgpt.signals import TimeLimitReached, time_limit
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
@@ -274,29 +277,42 @@ def checked_rewards(
         UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or
             infinity.
     """
-    result: list[Any] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            result.append(reward(list(prompts), list(texts), list(records)))
-        except BaseException as e:
-            errors.append(e)
-
-    # A thread that never returns must not keep the process alive.
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+    call = partial(reward, list(prompts), list(texts), list(records))
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    try:
+        values = _with_alarm(call, seconds) if in_main_thread else _in_thread(call, seconds)
+    except TimeLimitReached:
         raise UserError(
             f"the reward {name} takes more than {seconds:g} seconds for {len(texts):,} answers: make it faster, or raise "
             f"--post.reward-seconds"
-        )
-    if errors:
-        [e] = errors
+        ) from None
+    except (Exception, SystemExit) as e:
         kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
         raise UserError(f"the reward {name} failed: {kind}{one_line(e, 200)}") from e
-    return _checked(result[0], name, texts)
+    return _checked(values, name, texts)
+
+
+def _with_alarm(call: Callable[[], Any], seconds: float) -> Any:
+    """Call a function in the main thread; raise `TimeLimitReached` after `seconds`, even in a regular expression."""
+    with time_limit(seconds):
+        return call()
+
+
+def _in_thread(call: Callable[[], Any], seconds: float) -> Any:
+    """Call a function in a thread of its own, because only the main thread has alarms; raise `TimeLimitReached` as above."""
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as e:
+            result.set_exception(e)
+
+    # A thread that never returns must not keep the process alive.
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise TimeLimitReached
+    return result.result()
 
 
 def _checked(values: Any, name: str, texts: Sequence[str]) -> np.ndarray:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -116,6 +119,7 @@ def test_unknown_rewards(name: str, said: str) -> None:
 CODE = {
     "raises": ("raise RuntimeError('a\\nb')", "the reward my.py:f failed: RuntimeError: a b"),
     "sleeps": ("import time; time.sleep(9)", "takes more than 0.2 seconds for 2 answers"),
+    "exits": ("raise SystemExit('no service')", "the reward my.py:f failed: SystemExit: no service"),
     "nan": ("return [1, float('nan')]", "returned nan for the answer 'y': return a finite number"),
     "few": ("return [1]", "returned 1 numbers for 2 answers"),
     "words": ("return ['a', 'b']", "must return a number per answer, not ['a', 'b']"),
@@ -137,6 +141,42 @@ def test_a_reward_that_fails(case: str, tmp_path: Path, monkeypatch: pytest.Monk
         rewards_of(reward, "my.py:f", ["p", "p"], ["x", "y"], [{}, {}], 0.2)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_regular_expression_that_backtracks_forever() -> None:
+    """It keeps the interpreter's lock, so a wait for a thread does not end either."""
+    reward = open_reward(r"regex:^(\w+\s?)*$")
+    text = "the answer is a long sentence of words and more!"
+    with pytest.raises(UserError, match=r"the reward slow takes more than 0.2 seconds for 1 answers"):
+        rewards_of(reward, "slow", ["p"], [text], [{}], 0.2)
+
+
+def test_a_reward_that_ignores_all_errors_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(
+        "import time\ndef f(prompts, texts, records):\n    try:\n        time.sleep(9)\n    except:\n        time.sleep(9)\n"
+    )
+    with pytest.raises(UserError, match=r"takes more than 0.1 seconds"):
+        rewards_of(open_reward("my.py:f"), "my.py:f", ["p"], ["x"], [{}], 0.1)
+
+
+def test_the_limit_of_a_reward_in_another_thread() -> None:
+    with ThreadPoolExecutor() as pool, pytest.raises(UserError, match=r"takes more than 0.2 seconds"):
+        pool.submit(rewards_of, lambda *_: Event().wait(5), "slow", ["p"], ["x"], [{}], 0.2).result()
+
+
+def test_a_reward_may_use_alarms_of_its_own() -> None:
+    """Libraries that check mathematics limit their time with SIGALRM, which only the main thread can handle."""
+
+    def reward(prompts: object, texts: list[str], records: object) -> list[float]:
+        previous = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(5)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+        return [1.0] * len(texts)
+
+    assert rewards_of(reward, "own", ["p"], ["x"], [{}], 60.0)["reward"].tolist() == [1.0]
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
 def test_code_runs_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
