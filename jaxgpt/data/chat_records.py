@@ -210,7 +210,7 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
         is_text = (asked, answered) == PAIRS[0]
         messages = [plain_message("user", request if is_text else with_input(asked, request, fields))]
     else:
-        messages = [_without_loss(message) for message in read_messages(asked, request)]
+        messages = [without_loss(message) for message in read_messages(asked, request)]
     if isinstance(answer, str):
         return [*messages, plain_message("assistant", answer)]
     return [*messages, *read_messages(answered, answer)]
@@ -229,7 +229,7 @@ def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _without_loss(message: dict[str, Any]) -> dict[str, Any]:
+def without_loss(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message of a prompt: it is not a target, even if the assistant wrote it."""
     return message | {"weight": 0} if message["role"] == "assistant" else message
 

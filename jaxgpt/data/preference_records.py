@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import LISTS, comparable, decoded, is_speaker, messages_from_json
+from jaxgpt.data.chat_messages import LISTS, comparable, decoded, is_speaker, messages_from_json, read_messages
 from jaxgpt.data.chat_records import (
     ANSWERED,
     BESIDE,
@@ -17,6 +17,7 @@ from jaxgpt.data.chat_records import (
     Pair,
     UnusableRecord,
     read_record,
+    without_loss,
 )
 from jaxgpt.errors import UserError, short_repr
 
@@ -81,10 +82,20 @@ def read_preference(record: Any) -> PreferenceRecord:
 
     others = {key: fields[key] for key in WITH_PROMPT if key in fields}
     answered = PROMPTS[parts.field]
+    chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})
+    rejected = read_record({parts.field: parts.prompt, answered: parts.rejected, **others})
     return PreferenceRecord(
-        read_record({parts.field: parts.prompt, answered: parts.chosen, **others}),
-        read_record({parts.field: parts.prompt, answered: parts.rejected, **others}),
+        _without_earlier_targets(chosen, parts.chosen), _without_earlier_targets(rejected, parts.rejected)
     )
+
+
+def _without_earlier_targets(record: ChatRecord | Pair, answer: Any) -> ChatRecord | Pair:
+    """Return a record in which only messages of the answer are targets, and not earlier answers, such as those of `history`."""
+    if isinstance(record, Pair):
+        return record
+    n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
+    prompt = [without_loss(message) for message in record.messages[:-n]]
+    return record._replace(messages=[*prompt, *record.messages[-n:]])
 
 
 def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -128,6 +128,13 @@ SHAPES = {
         "chosen": json.dumps([*EXPLICIT["prompt"], assistant("Me")]),
         "rejected": json.dumps([*EXPLICIT["prompt"], assistant("No")]),
     },
+    "earlier pairs": {"history": [["Hi", "Hello"]], "prompt": "Who?", "chosen": "Me", "rejected": "No"},
+    "earlier pairs of an instruction": {
+        "history": [["Hi", "Hello"]],
+        "instruction": "Who?",
+        "chosen": [assistant("Me")],
+        "rejected": [assistant("No")],
+    },
     "a text prompt as JSON": {"prompt": json.dumps(EXPLICIT["prompt"]), "chosen": "Me", "rejected": "No"},
     "a prompt as JSON": {"messages": json.dumps(EXPLICIT["prompt"]), "chosen": "Me", "rejected": "No"},
     "texts as answers": EXPLICIT | {"chosen": "Me", "rejected": "No"},
