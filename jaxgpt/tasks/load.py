@@ -140,6 +140,7 @@ def open_tasks(
         progress.stage("finding the tasks")
         manager, found = _find(names, path)
         merged: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+        sources: dict[str, str] = {}  # name in `found` of each task
         needed: list[str] = []
         progress.stage("loading the tasks")
         for number, name in enumerate(found):
@@ -149,6 +150,7 @@ def open_tasks(
             except _NeedsNetwork as e:
                 needed.append(f"{name} ({e})")
                 continue
+            _check_once(name, loaded, sources)
             for kind in merged:
                 merged[kind] |= loaded.get(kind, {})
     if needed:
@@ -156,7 +158,9 @@ def open_tasks(
             f"the Hugging Face Hub cannot be reached, and these tasks need data that are not in its cache: "
             f"{', '.join(needed)}; run the command once with a network, or use local tasks (--tasks-path)"
         )
+    defined = _definitions(Path(path)) if path else {}
     for name, task in merged["tasks"].items():
+        _check_once_in(defined.get(name, []), name)
         _check(name, task)
         _set_shots(task, shots)
     return Tasks(tuple(found), merged)
@@ -216,6 +220,32 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
         return manager.load([name])
     except Exception as e:
         raise _unloadable(name, e) from None
+
+
+def _check_once(name: str, loaded: Mapping[str, Any], sources: dict[str, str]) -> None:
+    """Add the tasks of a name or file to `sources`; raise `UserError` if a file defines a task that is already there."""
+    for task in [*loaded["tasks"], *loaded.get("groups", {})]:
+        other = sources.setdefault(task, name)
+        if other != name and (name.endswith(FILES) or other.endswith(FILES)):
+            raise UserError(
+                f"the task {task} is defined twice, in {other} and {name}: rename one, or evaluate one at a time"
+            )
+
+
+def _definitions(directory: Path) -> dict[str, list[Path]]:
+    """Return the files of a directory that define each task. Of several, the harness silently uses the first."""
+    files: dict[str, list[Path]] = {}
+    for file in sorted(directory.glob("**/*.yaml")):
+        for name in re.findall(
+            r"""^task: *["']?([\w.-]+)["']? *(?:#.*)?$""", file.read_text("utf-8", "replace"), re.MULTILINE
+        ):
+            files.setdefault(name, []).append(file)
+    return files
+
+
+def _check_once_in(files: Sequence[Path], task: str) -> None:
+    if len(files) > 1:
+        raise UserError(f"the task {task} is defined twice, in {files[0]} and {files[1]}: rename one")
 
 
 def _no_network(name: str, e: Exception) -> Exception:

@@ -124,6 +124,21 @@ def test_an_unknown_metric_raises_one_line(folder: Path, tmp_path: Path) -> None
     assert message.endswith("one of its metrics is unknown: correct its metric_list")
 
 
+def test_a_task_is_defined_once(folder: Path, tmp_path: Path) -> None:
+    """The harness would keep one of two definitions."""
+    from jaxgpt.tasks.load import open_tasks
+
+    again = tmp_path / "again.yaml"
+    again.write_text((folder / "quiz.yaml").read_text())
+    for names in ([str(folder / "quiz.yaml"), str(again)], ["quiz", str(again)]):
+        with pytest.raises(UserError, match=r"the task quiz is defined twice, in .*quiz(\.yaml)? and .*again.yaml"):
+            open_tasks(names, str(folder))
+
+    (tmp_path / "more.yaml").write_text((folder / "quiz.yaml").read_text())
+    with pytest.raises(UserError, match=r"the task quiz is defined twice, in .*again.yaml and .*more.yaml: rename one"):
+        open_tasks(["quiz"], str(tmp_path))
+
+
 def test_more_examples_than_samples_raise_one_line(folder: Path) -> None:
     text = TASKS["quiz"] + HEAD.format(data=folder / "questions.jsonl") + "fewshot_split: test\n"
     (folder / "many.yaml").write_text(text.replace("task: quiz", "task: many"))
