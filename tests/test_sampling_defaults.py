@@ -97,6 +97,8 @@ BAD = {
     "a list": ({"top_k": [5]}, "top_k [5] (top_k must be an integer, not [5])"),
     "do_sample": ({"do_sample": "no"}, "do_sample 'no' (do_sample must be true or false)"),
     "without an equivalent": ({"typical_p": 0.9}, "typical_p 0.9 (not supported)"),
+    "an end": ({"stop_strings": ["###"]}, "stop_strings ['###'] (not supported)"),
+    "a forced token": ({"forced_eos_token_id": 2}, "forced_eos_token_id 2 (not supported)"),
     "beams": ({"num_beams": 4}, "num_beams 4 (not supported)"),
 }
 

@@ -12,7 +12,7 @@ from jaxgpt.directories import GENERATION
 from jaxgpt.errors import UserError, short_repr
 
 NAMES = tuple(each.name for each in fields(SamplingParams))
-# Unsupported transformers settings that change the sampled tokens, with the values that have no effect.
+# Unsupported transformers settings that change or end the sampled tokens, with the values that have no effect.
 NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
@@ -27,6 +27,19 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
     "sequence_bias": ({}, []),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "stop_strings": ([], ""),
+    "exponential_decay_length_penalty": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "guidance_scale": (1,),
+    "watermarking_config": ({},),
+    "constraints": ([],),
+    "dola_layers": ([],),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "token_healing": (False,),
 }
 
 
