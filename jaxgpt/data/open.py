@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +29,7 @@ from jaxgpt.data.token_files import has_validation_files, open_splits, token_fil
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, printable
+from jaxgpt.mix import path_of, split_phases
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 FILES = 100  # maximum number of files whose digests a checkpoint records, to name changed files
@@ -216,10 +218,21 @@ def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, .
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
     """Open the sources of the mixtures that have not ended after a number of training tokens."""
+    _check_spellings(config.data.mix)
     parts = {}
     for each in remaining_sources(config.data, tokens):
         parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
     return mixed(config.data, parts)
+
+
+def _check_spellings(words: Sequence[str]) -> None:
+    """Raise `UserError` if two paths of mixtures, such as `a` and `./a`, are the same source: it would have two positions."""
+    spelled: dict[str, str] = {}
+    for phase in split_phases(words):
+        for path in map(path_of, phase.words):
+            other = spelled.setdefault(os.path.realpath(path), path)
+            if other != path:
+                raise UserError(f"data.mix names the same data twice, as {other} and {path}: write the path in one way")
 
 
 def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:

@@ -136,6 +136,17 @@ def test_a_mixture_is_evaluated_on_its_validation_split(fraction: float) -> None
         assert found.held_out == (fraction < 1 or "a=1" in mix)
 
 
+@pytest.mark.parametrize("mix", [("a.txt=1", "./a.txt=1"), ("a.txt=1", "@1000", "link.txt=1")])
+def test_a_source_has_one_spelling(mix: tuple[str, ...]) -> None:
+    """Otherwise, each spelling has a position of its own, and windows repeat before the epoch ends."""
+    Path("a.txt").write_text("ab" * 200)
+    Path("link.txt").symlink_to("a.txt")
+    with pytest.raises(
+        UserError, match=r"the same data twice, as a.txt and (\./a|link).txt: write the path in one way"
+    ):
+        open_data(replace(small_run(), data=DataConfig(mix=mix)))
+
+
 def test_weights_are_kept_exactly_or_to_a_millionth() -> None:
     assert integer_weights(("a=0.7", "b=.3", "c=2")) == {"a": 7, "b": 3, "c": 20}
     parts = list(integer_weights(("a=0.333333333", "b=1000", "c=0.0000001")).values())
