@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from jaxgpt.config import PrepareParams
 from jaxgpt.data.records import parse_record
 from jaxgpt.errors import UserError, one_line, short_repr
 
@@ -58,6 +59,11 @@ class DocumentPiece(NamedTuple):
                 f"{self.where}: no field {self.field!r} in {short_repr([*record])}: choose a field with --field"
             )
         return record[self.field]
+
+
+def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
+    """Return whether a document is dropped because of its length; a document in several pieces never is."""
+    return piece.first and piece.last and len(text.strip()) < params.min_characters
 
 
 def unreadable(piece: DocumentPiece, error: UserError) -> str:

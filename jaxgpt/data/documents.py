@@ -8,23 +8,36 @@ from pathlib import Path
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
 from jaxgpt.data.document_files import read_file_pieces
-from jaxgpt.data.document_piece import DocumentPiece, unreadable
+from jaxgpt.data.document_piece import DocumentPiece, is_short, unreadable
 from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError
 
 BEGINNING = 200  # characters of the first document that identify a corpus
-TRAIN = b"\xff" * 32  # digest assigned to the first document; selects training for any `val_fraction`
+TRAIN = b"\xff" * 32  # digest assigned to the first usable document; selects training for any `val_fraction`
 SKIP = "to skip such documents, use --on-error skip"
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
-    """Yield all documents, with long text files cut at `cuts`. The first document is always for training."""
-    read = documents = 0
+    """Yield all documents, with long text files cut at `cuts`. The first one that is not dropped is always for training."""
+    read = 0
+    documents = 0
+    for_training = 0  # number of the first document that is not dropped, from 1
     for path in (path for source in sources for path in source.files):
         for piece in read_file_pieces(path, params, cuts):
             documents += piece.first
-            yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
+            if not for_training and piece.first and _is_usable(piece, params):
+                for_training = documents
+            yield piece._replace(read=read + piece.read, digest=TRAIN if documents == for_training else piece.digest)
         read += path.stat().st_size
+
+
+def _is_usable(piece: DocumentPiece, params: PrepareParams) -> bool:
+    """Return whether a document that starts with a piece is readable and long enough."""
+    try:
+        text = piece.text()
+    except UserError:
+        return False
+    return not is_short(piece, text, params)
 
 
 def check_first(sources: Sequence[Source], params: PrepareParams) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.document_piece import DocumentPiece, unreadable
+from jaxgpt.data.document_piece import DocumentPiece, is_short, unreadable
 from jaxgpt.data.documents import SKIP
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import token_dtype
@@ -115,11 +115,6 @@ def _skipped_document(piece: DocumentPiece, skipped: str) -> EncodedPiece:
         file=piece.file,
         lost=piece.lost,
     )
-
-
-def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
-    """Return whether a document is dropped because of its length; a document in several pieces never is."""
-    return piece.first and piece.last and len(text.strip()) < params.min_characters
 
 
 def batches_of(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:

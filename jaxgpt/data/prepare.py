@@ -19,12 +19,12 @@ from pathlib import Path
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.document_piece import DocumentPiece
+from jaxgpt.data.document_piece import DocumentPiece, is_short
 from jaxgpt.data.documents import beginning, check_first, read_pieces, sample_text
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
 from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer
-from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order, is_short
+from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order
 from jaxgpt.data.repeated import repeated_text, structured_text
 from jaxgpt.data.shards import ShardWriter, check_files, saved_tokenizer, token_dtype
 from jaxgpt.data.sources import Source, find_source

@@ -464,6 +464,15 @@ def test_an_unreadable_document_is_named(
     assert shards_of(OUT, "train") == llmc_shards(params.tokenizer, ["before", *read, "after"])
 
 
+@pytest.mark.parametrize("dropped", [b"caf\xe9 in Latin-1", b"x"], ids=["unreadable", "short"])
+def test_the_first_document_that_is_not_dropped_is_for_training(params: PrepareParams, dropped: bytes) -> None:
+    Path("a.txt").write_bytes(dropped)
+    Path("b.txt").write_text("ok, in validation by its digest")
+    params = replace(params, val_fraction=0.99, on_error="skip", min_characters=5)
+    index = run(params, names=["a.txt", "b.txt"])
+    assert [index["splits"][split]["documents"] for split in ("train", "val")] == [1, 0]
+
+
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
 def test_the_unreadable_part_of_a_long_text_is_skipped(params: PrepareParams, style: Any) -> None:
