@@ -239,7 +239,7 @@ class _Steps:
         Args:
             calls: number of calls.
             each: steps of a call; 0: `train.steps_per_call`.
-            take: takes the steps of a call; None: the program's own step.
+            take: function that takes the steps of a call; None: the program's own step.
         """
         each = each or self.each
         take = take or self.program.step

@@ -188,8 +188,8 @@ def _change(run: Run, info: Info, recorded: str, source: Data, sizes: str = "") 
         run: the run.
         info: contents of the checkpoint.json.
         recorded: fingerprint of the source at the checkpoint.
-        source: the source now.
-        sizes: its numbers of tokens then and now, from `_sizes`.
+        source: the present source.
+        sizes: numbers of tokens then and now, from `_sizes`; "": equal, or not recorded.
     """
     if recorded != source.fingerprint:
         files = _file_changes(info, recorded, source)

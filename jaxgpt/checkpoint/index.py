@@ -107,7 +107,7 @@ def _check_deleted(directory: Path, step: int) -> None:
 def best_step(infos: Mapping[int, Info]) -> int:
     """Return the step with the lowest validation loss; without losses, the last step.
 
-    Losses on different validation data, or rankings of a different evaluator, than in the last checkpoint are not compared.
+    Only checkpoints with the validation data and the evaluator of the last checkpoint are compared.
     """
     last = ranked_on(infos, max(infos))
     comparable = {step: info for step, info in infos.items() if ranked_on(infos, step) == last}

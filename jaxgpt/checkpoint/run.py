@@ -173,7 +173,7 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
 
 
 def replaced_run(path: Path) -> Path | None:
-    """Return the directory of the old run that a new run in `path` replaces, if the new run has not taken a step; or None."""
+    """Return the directory of the old run that a new run in `path` replaces, or None once the new run has taken a step."""
     replaced = path / REPLACED
     is_kept = all((replaced / name).exists() for name in ("config.json", MOVED, KEPT))
     return replaced if is_kept and Run(path).exists() else None
@@ -195,14 +195,14 @@ def delete_replaced(path: Path) -> None:
 
 
 def _restore(path: Path) -> None:
-    """Delete a new run without a step, and move the run that it should replace back."""
+    """Delete a new run that has taken no step, and move back the run that it should replace."""
     shutil.rmtree(path / NEW, ignore_errors=True)
     (path / "config.json").unlink()  # `recover` finishes the rest, if this process is killed
     _recover(path)
 
 
 def _add_restored(error: Exception, path: Path) -> None:
-    """Add to an error that the old run is restored: raise a new `TrainingFailed` or `UserError`; otherwise, add a note."""
+    """Report that the old run is restored: raise a new `TrainingFailed` or `UserError`; add a note to any other error."""
     restored = f"the old run in {path} is kept"
     if isinstance(error, TrainingFailed):
         raise NotReplaced(f"{error}; {restored}") from None
@@ -321,7 +321,8 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 def recover(path: Path) -> None:
     """Restore the old or the new run, if a process was killed while it replaced a run.
 
-    Waits up to `REPLACING` seconds for a living process. Raises `UserError` if the directory cannot be written.
+    Waits up to `REPLACING` seconds for a process that still replaces the run. Raises `UserError` if the directory cannot be
+    written.
     """
     deadline = time.monotonic() + REPLACING
     while _interrupted(path):

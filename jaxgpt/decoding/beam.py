@@ -65,7 +65,7 @@ class BeamState(NamedTuple):
         cache: KV cache of the sequences without their last tokens.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: best finished sequences so far.
-        active_B: bool, false once the search of a row has stopped (see the end of `step`).
+        active_B: bool, false once the search of a row has stopped (see `_active`).
         made: int32 scalar, number of ids generated so far per sequence.
         limit_B: int32, the maximum number of new ids of each prompt.
     """

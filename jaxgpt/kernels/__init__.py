@@ -42,7 +42,8 @@ class Target(NamedTuple):
 def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Ops:
     """Return the fastest operations for a config on the devices of a mesh.
 
-    Some of them have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions: `GPT(config)`.
+    Some operations have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions,
+    `GPT(config)`.
 
     Args:
         config: settings of the run.

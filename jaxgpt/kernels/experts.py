@@ -23,7 +23,7 @@ from jaxgpt.ops.sharding import constrain
 
 TILE = 64  # rows of a tile
 
-# Logical axes of arrays on the devices. The width of the model is gathered for the products: None.
+# Logical axes of arrays on the devices. The model's width is None, because it is gathered for the products.
 TOKENS = ("batch", "length")
 WIDENING = ("expert", None, "mlp")
 NARROWING = ("expert", "mlp", None)
@@ -34,16 +34,16 @@ Product = Callable[[Array, Any], Array]  # (rows, stack of matrices) -> rows: ea
 def ragged_experts(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Compute the experts with `jax.lax.ragged_dot`, which multiplies group by group on GPUs and TPUs: default there."""
+    """Compute the experts with `jax.lax.ragged_dot`: the default on GPUs and TPUs, where it multiplies group by group."""
     return _dropless(_by_groups, x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
 
 def tiled_experts(
     x_BTD: Array, choice_BTA: Array, share_BTA: Array, weights: ExpertWeights, activate: Activation, dtype: Any
 ) -> Array:
-    """Compute the experts in tiles of rows with the same expert: default on CPUs.
+    """Compute the experts in tiles of rows with the same expert: the default on CPUs.
 
-    There, `ragged_dot` would compute every expert for every row.
+    On CPUs, `ragged_dot` would compute every expert for every row.
     """
     return _dropless(_by_tiles, x_BTD, choice_BTA, share_BTA, weights, activate, dtype)
 
@@ -152,7 +152,7 @@ def _added(y_BTD: Array, exchanged: tuple[str, ...], equal: tuple[str, ...], dty
         equal: mesh axes of devices with the same rows.
         dtype: dtype of the result.
     """
-    # First the scatter: the sum that follows has fewer rows.
+    # Scatter before the sum, so that the sum has fewer rows.
     if exchanged:
         y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
     if equal:
@@ -296,7 +296,7 @@ def _slots(expert_X: Array, E: int) -> tuple[Array, Array]:
 def _tile_product(x_ntI: Array, w_EIO: Array, expert_n: Array) -> Array:
     """Multiply each tile by the matrix of its expert: `[n, t, O]`.
 
-    The derivative of the loop would add a complete gradient `[E, I, O]` for each tile.
+    The derivative is custom, because JAX's derivative of the loop would add a complete gradient `[E, I, O]` for each tile.
     """
 
     def multiply(tile: tuple[Array, Array]) -> Array:

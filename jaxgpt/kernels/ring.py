@@ -119,7 +119,7 @@ def halo_attention(
 ) -> Array:
     """Compute attention within a sliding window, to keys of the same and of the previous device.
 
-    Tokens must be in the order of their positions. Calls without a window, or with one that is longer than the tokens of a
+    Tokens must be in the order of their positions. Calls without a window, or with a window that exceeds the tokens of a
     device, gather all keys. Calls with the keys of a cache, or with `edit`, use `attend`.
     """
     return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, consecutive=True)
@@ -244,7 +244,7 @@ def _forward(
 
 def _backward(layout: Layout, saved: Residuals, dout_BTNH: Array) -> tuple[Any, ...]:
     # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
-    # Positions: see `_forward`.
+    # The barrier also holds the positions, for the reason in `_forward`.
     k_BKSH, v_BKHS, dout_BTNH, place, row_place = jax.lax.optimization_barrier(
         (saved.k_BKSH, saved.v_BKHS, dout_BTNH, saved.place, saved.row_place)
     )
@@ -298,7 +298,7 @@ def gather_keys(axes: tuple[str, ...], k_BKSH: Array, v_BKHS: Array) -> tuple[Ar
 
 def _scatter(axes: tuple[str, ...], dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
     """Reduce-scatter the gradients of whole rows: return the gradients of this device's keys and values."""
-    # One collective: the TPU compiler would replace the second of two with an all-reduce, which sends twice as much.
+    # Use one collective: the TPU compiler would replace the second of two with an all-reduce, which sends twice as much.
     both = jnp.stack([dk_BKSH, dv_BKHS.swapaxes(2, 3)])
     dk_BKSH, dv_BKSH = jax.lax.psum_scatter(both, axes, scatter_dimension=3, tiled=True)
     return dk_BKSH, dv_BKSH.swapaxes(2, 3)
@@ -376,7 +376,7 @@ def _ring_forward(
 def _ring_backward(
     layout: Layout, queries: Queries, saved: BackwardInputs, k: Array, v: Array, row_place: Positions, dq: Array
 ) -> tuple[Array, Array, Array]:
-    """Return dq, and the gradients of the keys and values of this device, which move with them in float32."""
+    """Return dq, and the gradients of this device's keys and values; they move together with the keys, in float32."""
 
     def add(keys: Moving, dq: Array, dk: Array, dv: Array) -> tuple[Array, Array, Array]:
         dq, more_dk, more_dv = online.gradients(queries, saved, _at(layout, keys, row_place), dq, layout.rule)

@@ -2,7 +2,7 @@
 
 A device gathers the keys and values of whole rows or, with a sliding window, receives the last keys and values of the previous
 device (`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel
-for each pair of devices, but its public functions have no derivative for a softmax that is a part of a larger softmax.
+for each pair of devices, but the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
 """
 
 from __future__ import annotations

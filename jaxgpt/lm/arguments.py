@@ -96,7 +96,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 @dataclass(frozen=True)
 class CheckedFilter:
-    """A custom filter. Raises `UserError` if it converts its arguments to NumPy, or changes shape or dtype."""
+    """A custom filter. A call raises `UserError` if the filter converts its arguments to NumPy, or changes shape or dtype."""
 
     custom: Filter
 

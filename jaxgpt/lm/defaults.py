@@ -48,7 +48,7 @@ class SamplingDefaults(NamedTuple):
 
     Attributes:
         values: fields of `SamplingParams`; {}: the model has no such settings.
-        ignored: why a setting is not used, keyed by its name.
+        ignored: reason why each setting is not used, keyed by the setting's name.
     """
 
     values: dict[str, Any]
@@ -102,6 +102,6 @@ def sampling_defaults(tokenizer: Tokenizer) -> SamplingDefaults:
 
 
 def with_defaults(tokenizer: Tokenizer, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings, completed by the sampling defaults of a model except those in `without`."""
+    """Return settings, completed by the sampling defaults of a model except the settings in `without`."""
     defaults = sampling_defaults(tokenizer).values
     return {name: value for name, value in defaults.items() if name not in without} | dict(given)

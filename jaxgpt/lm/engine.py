@@ -155,8 +155,8 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 def _kept_tokens(reusable: int, needed: int) -> int:
     """Return how many of the reusable tokens `resume` keeps to cache `needed` tokens; it reads the others again.
 
-    The tokens read again round the size of the last chunk up to a power of two. The result is negative if they are more than
-    the reusable tokens.
+    Reading some tokens again rounds the size of the last chunk up to a power of two. The result is negative if fewer tokens
+    are reusable.
     """
     last_chunk = (needed - reusable) % CHUNK
     if last_chunk == 0:
@@ -168,7 +168,7 @@ def _grown_size(size: int, needed: int) -> int:
     """Return the number of slots of a cache with `size` slots that must have at least `needed` slots."""
     if needed <= size:
         return size
-    # Use few different sizes, because each compiles a program. Fewer than 64, or a quarter, of the slots are unused.
+    # Use few different sizes, because each compiles a program. At most 63 slots, or a quarter of the slots, are unused.
     step = max(round_up(needed) // 8, 64)
     return -(-needed // step) * step
 
@@ -177,7 +177,7 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     """Start a prompt from a one-row state that caches its first tokens; donate the cache.
 
     As after `start`, the cache holds all tokens except the last, and the text buffer has room for the new tokens. Missing
-    tokens are read in chunks. The sampler must have no `context`: only then, a token has the same slot in text and cache.
+    tokens are read in chunks. The sampler must have no `context`: only then does a token have the same slot in text and cache.
 
     Args:
         sampler: the model, and settings of generation.

@@ -34,7 +34,7 @@ def row_ways(lm: LM) -> int:
 
 
 def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
-    """Return over how many devices `placed` shards a cache, and the number of devices."""
+    """Return the number of shards of a cache in `placed`, and the number of devices."""
     mesh = mesh_of(lm)
     if mesh is None:
         return 1, 1

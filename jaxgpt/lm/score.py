@@ -28,7 +28,7 @@ from jaxgpt.train.loss import chunked
 # Default number of positions of a batch, by platform; larger batches exceed the caches of CPUs, and are slower there.
 SCORE_TOKENS = {"cpu": 1 << 9}
 ACCELERATOR_TOKENS = 1 << 13  # on other platforms
-# Positions of a batch whose logits are in memory at once. On CPUs, 128 rows of 49,152 logits (25 MB) are a block that malloc
+# Number of positions with logits in memory at a time. On CPUs, 128 rows of 49,152 logits (25 MB) are a block that malloc
 # reuses; larger blocks are mapped again for every batch. 1,024 rows of 50,257 logits take 0.2 GB.
 HEAD_POSITIONS = {"cpu": 1 << 7}
 ACCELERATOR_HEAD_POSITIONS = 1 << 10
@@ -143,7 +143,7 @@ def _shared_rows(lm: LM, texts: list[_Text]) -> list[Tree]:
 
 
 def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool:
-    """Return whether to compute a text in the row of the text before it in the order of their ids."""
+    """Return whether to add a text to the row of the previous text in the order of their ids."""
     common = row.common(inputs)
     before = len(row.ids)
     after = before + len(inputs) - common
@@ -193,7 +193,7 @@ class _Batch(NamedTuple):
         tokens_BT: id of each node.
         position_BT: position of each node in its texts.
         end_BT: node after the last descendant of each node.
-        at_BC: the nodes whose next token is a target: the head computes no other logits.
+        at_BC: the nodes that predict the targets; the head computes logits only there.
         targets_BC: these targets; -1: padding.
         places: row and columns of the targets of each text, keyed by index.
     """

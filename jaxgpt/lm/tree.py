@@ -11,7 +11,7 @@ from jaxgpt.ops.attention import Edit, Visible, attend
 
 
 class Tree:
-    """The ids of several texts as a tree: what texts have in common at their beginning is computed once.
+    """The ids of several texts as a tree: the common beginning of several texts is computed once.
 
     The nodes are stored in depth-first order. A token attends to its ancestors: the tokens before it in its text.
 
@@ -39,7 +39,7 @@ class Tree:
         self._last = nodes
 
     def common(self, inputs: list[int]) -> int:
-        """Return the number of nodes that a further text shares with the last one."""
+        """Return the number of nodes that a further text shares with the last text."""
         for n, (node, i) in enumerate(zip(self._last, inputs, strict=False)):
             if self.ids[node] != i:
                 return n

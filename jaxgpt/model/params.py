@@ -60,7 +60,7 @@ class Weight(NamedTuple):
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
-# A model whose weights are described: its config, or the model itself if it is a subclass of GPT with other weights.
+# Determines the weights of a model: its config, or the model itself if it is a subclass of GPT with other weights.
 Model = ModelConfig | GPT
 
 

@@ -83,7 +83,7 @@ class YarnScaling(NamedTuple):
 def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> np.ndarray:
     """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, with R = `width` rotated channels.
 
-    With scaling: `k * f + (1 - k) * f / factor`, where k is `scaling.kept(f)`. For Llama 3, `k = clip((C / w - low) /
+    With scaling, they are `k * f + (1 - k) * f / factor`, where k is `scaling.kept(f)`. For Llama 3, `k = clip((C / w - low) /
     (high - low), 0, 1)`, where w is the wavelength `2 pi / f` and C the original context.
 
     Returns:

@@ -51,7 +51,7 @@ class CoordinatorBoard:
 
 
 class Heard(NamedTuple):
-    """The last status of a process, and the local time at which it was new."""
+    """The last status of a process, and the local time at which this process first read it."""
 
     beat: int
     status: str
@@ -95,7 +95,7 @@ class Heartbeats:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Start to exchange heartbeats in two threads: an exchange with a lost process 0 blocks."""
+        """Exchange and judge heartbeats in two threads, because an exchange blocks if process 0 is lost."""
         for act in (self.exchange, self.judge):
             threading.Thread(target=self._repeat, args=(act,), daemon=True).start()
 

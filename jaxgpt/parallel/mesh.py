@@ -52,7 +52,7 @@ def _without_auto(config: Config, n_devices: int, may_idle: bool) -> dict[str, i
     """Return the size of each axis with each -1 replaced; the sizes may not fit the devices.
 
     The devices that remain after the fixed sizes are assigned to fsdp, then to tensor, then to data. If devices `may_idle`,
-    `data` excludes those that would only compute padding.
+    `data` excludes devices that would only compute padding.
     """
     sizes = sizes_of(config.mesh)
     fixed = math.prod(size for size in sizes.values() if size > 0)

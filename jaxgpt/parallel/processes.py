@@ -143,7 +143,7 @@ class Poll:
 
     def __init__(self, mesh: Mesh, lag: int) -> None:
         self.mesh = mesh
-        # On CPUs, each exchange blocks anyway. Without a lag, a process whose data hang can still stop all.
+        # On CPUs, each exchange blocks anyway. Without a lag, a process with hanging data can still stop all processes.
         self.lag = 0 if mesh.devices.flat[0].platform == "cpu" else lag
         self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
         self._answers: deque[jax.Array] = deque()

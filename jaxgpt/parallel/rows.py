@@ -1,4 +1,4 @@
-"""Rows of batches: how many each device computes at a time, and how they are put on the devices of a mesh."""
+"""Rows of batches: the number that each device computes at a time, and their placement on the devices of a mesh."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Step(NamedTuple):
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
     keys: float = 0.0  # elements of the keys and values of a block, in whole windows
     context_attention: str = ""  # gathered, halo, ring, or "": positions are not divided by a kernel
-    halo: int = 0  # tokens whose keys a device receives from the previous device
+    halo: int = 0  # number of tokens with keys that a device receives from the previous device
     has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
 
     @property

@@ -31,7 +31,7 @@ def _flops(eqn: Any) -> float:
     if name == "cond":
         return _branch_flops(eqn)
 
-    # Calls and loops: the jaxprs among the parameters.
+    # For calls and loops, count the jaxprs among the parameters.
     times = eqn.params["length"] if name == "scan" else 1
     return times * math.fsum(count_flops(each) for each in _jaxprs(eqn.params.values()))
 

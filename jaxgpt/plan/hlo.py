@@ -81,7 +81,7 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
 def count_executions(computations: dict[str, Computation], entry: str) -> dict[str, int]:
     """Count the executions of each computation: its callers' executions, times the trip count of a loop.
 
-    A loop with an unknown trip count counts as one iteration, and every branch of a conditional as executed.
+    A loop with an unknown trip count counts as one iteration, and every branch of a conditional counts as executed.
     """
     executions = defaultdict[str, int](int)
     pending = [(entry, 1)]

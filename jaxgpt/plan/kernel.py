@@ -19,7 +19,7 @@ from jaxgpt.kernels.sharded_splash import ShardedSplash
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-# An operation without a program: `results` are (shape, dtype) of its results, and `flops` is its cost.
+# An operation that is never compiled. Its parameters are `results`, the shape and dtype of each result, and `flops`, its cost.
 KERNEL = Primitive("attention_kernel")
 KERNEL.multiple_results = True
 
@@ -35,11 +35,11 @@ KERNEL.def_abstract_eval(_shapes)
 class KernelShape:
     """An attention function that is traced as a fused kernel (Dao et al. 2022), and cannot run.
 
-    For the backward pass, a kernel saves q, k, v, its output and a sum for each row. Forward, it has two products over the
-    visible pairs of query and key; backward five, because it computes the scores again.
+    For the backward pass, a kernel saves q, k, v, its output and a sum for each row. The forward pass has two products over the
+    visible pairs of query and key. The backward pass has five, because it computes the scores again.
 
     Attributes:
-        head_multiple: vectors of heads are stored padded to a multiple of this width.
+        head_multiple: the stored vector of a head is padded to a multiple of this width.
         sum_width: number of elements that store the sum of a row.
     """
 

@@ -35,7 +35,7 @@ from jaxgpt.trainer.build import make_program
 from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program
 
-# Logical axes of the state of a sampler: of the keys and values in its cache, and of other arrays, which have up to two axes.
+# Logical axes of arrays in a sampler's state: keys and values of the cache, and other arrays, which have up to two axes.
 KV_AXES = ("batch", "kv_heads", None, None)
 ROW_AXES = ("batch", None)
 # Skip optimizations that affect speed, but hardly memory and communication. Compilation is 5x faster.

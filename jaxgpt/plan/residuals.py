@@ -46,7 +46,7 @@ class Answers(NamedTuple):
 class Work(NamedTuple):
     """The objective and rows of a step; by default, the next token of windows.
 
-    Functions compare by value or identity, because plans are cached.
+    Plans are cached by the value of these fields, or by the identity of functions.
 
     Attributes:
         objective_of: function from the model to the objective; None: the next token.

@@ -29,7 +29,8 @@ def on_policy_objective(distillation: Objective) -> Objective:
     `[B]`, rows per token of the batch; and `metrics`, a dict of numbers of each answer, float32 `[B]`.
 
     The metrics of the given objective are means over tokens; `cross_entropy` becomes `entropy`, because the mean `-log p` of
-    tokens that the student draws estimates its entropy. `answer_tokens` and the `metrics` of the batch are means over answers.
+    tokens that the student draws estimates the student's entropy. `answer_tokens` and the `metrics` of the batch are means over
+    answers.
 
     Args:
         distillation: objective of windows, from `distillation_objective`.
@@ -61,7 +62,7 @@ def on_policy_objective(distillation: Objective) -> Objective:
 
 
 class DivergenceResult(NamedTuple):
-    """The divergence of a student from its teacher on its own answers to the held-out prompts.
+    """The divergence between student and teacher on the student's answers to the held-out prompts.
 
     Attributes:
         evaluation: mean divergence per token, its standard error over answers, and the sum of each answer.
@@ -108,16 +109,16 @@ class DivergenceResult(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOutDivergence:
-    """An evaluator: the divergence per token on answers to up to `train.eval_windows` held-out prompts (0: all).
+    """An evaluator: the divergence per token on answers to held-out prompts, the validation split of `Watch.data`.
 
-    The prompts are the validation split of `Watch.data`. The answers are drawn at temperature 1, with the same random key in
-    every evaluation.
+    The last evaluation uses all prompts, earlier evaluations up to `train.eval_windows` (0: all). The answers are drawn at
+    temperature 1, with the same random key in every evaluation.
     """
 
     ranks_by: ClassVar[str] = "loss"
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> DivergenceResult | None:
-        """Answer the prompts in batches of `train.eval_batch_size` (0: of a rollout), and compare the models on the answers."""
+        """Answer the prompts (`answers_to`), and compare the models on the answers."""
         began = time.perf_counter()
         config = program.config
         prompts = held_out_prompts(config, watch)

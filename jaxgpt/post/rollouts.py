@@ -353,7 +353,10 @@ def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
 def answers_to(
     prompts: Sequence[Prompt], program: Program, params: Any, watch: Watch, key: jax.Array | None
 ) -> list[Generation] | None:
-    """Answer prompts in batches of `train.eval_batch_size` (0: of a rollout); `key` as for `sample`; None: interrupted."""
+    """Answer prompts in batches of `train.eval_batch_size` (0: the size of a rollout); return None if interrupted.
+
+    `key` as for `sample`.
+    """
     config = program.config
     assert watch.data is not None, "the data of the run"
     size = config.train.eval_batch_size or config.rollout_answers
@@ -370,16 +373,16 @@ def answers_to(
 
 @dataclass(frozen=True)
 class HeldOutReward:
-    """An evaluator: the mean reward of greedy answers, on up to `train.eval_windows` prompts (0: all).
+    """An evaluator: the mean reward of greedy answers to held-out prompts, the validation split of `Watch.data`.
 
-    The prompts are the validation split of `Watch.data`.
+    The last evaluation uses all prompts, earlier evaluations up to `train.eval_windows` (0: all).
     """
 
     reward: Reward
     ranks_by: ClassVar[str] = "reward"
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> RewardResult | None:
-        """Answer the prompts in batches of `train.eval_batch_size` (0: of a rollout)."""
+        """Answer the prompts (`answers_to`), and reward the answers."""
         config = program.config
         prompts = held_out_prompts(config, watch)
         answers = answers_to(prompts, program, params, watch, key=None)
@@ -398,7 +401,7 @@ class HeldOutReward:
 class SampleFile(Listener):
     """Writes the answers of each evaluation, with their rewards or divergences, to samples.jsonl in the run directory.
 
-    They are the attribute `samples` of a result.
+    A result provides the lines as its attribute `samples`.
     """
 
     path: Path

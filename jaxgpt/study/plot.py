@@ -73,6 +73,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     Args:
         pattern: attention weights, `[N, T, S]` or `[T, S]`: a row for each query position, a column for each key position.
         tokens: the text of each key position, `[S]`; the queries are the last T of them. None: positions.
+        title: figure title.
     """
     weights = np.asarray(pattern, np.float64)
     T, S = weights.shape[-2:]
@@ -108,6 +109,7 @@ def lens(
         probabilities: probability of the prediction, `[L + 1, T]`.
         tokens: the text of each token, `[T]`.
         words: the token predicted by each layer at each position, `[L + 1][T]`, to write into the cells.
+        title: figure title.
     """
     numbers = np.asarray(probabilities, np.float64)
     width = 0.85 if words else 0.4
@@ -130,6 +132,7 @@ def patching(
         effect: effect of patching each layer and position, `[L, T]`.
         tokens: the text of each token, `[T]`.
         label: label of the color bar.
+        title: figure title.
     """
     numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
@@ -154,6 +157,7 @@ def losses(
         runs: dict of the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`), keyed by run name.
         x: the horizontal axis; all: three axes side by side.
         baselines: dict of losses to draw as horizontal lines, keyed by name.
+        title: figure title.
 
     Raises:
         UserError: if there are no runs, a run has no losses, or the axis does not exist.

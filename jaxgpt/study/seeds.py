@@ -9,7 +9,7 @@ seed has on both runs. Other groups are compared with Welch's t-test. Both metho
 difference distinguishable if its 95% interval excludes 0.
 
 If all runs were evaluated on the same windows, the error also includes the choice of the validation text. The difference
-d[s, w] of seed s in window w has a component of the seed, one of the window, and a remainder:
+d[s, w] of seed s in window w has a component of the seed, a component of the window, and a remainder:
 
     variance of the mean = V_seeds + V_windows - V_rest
 
@@ -48,7 +48,7 @@ class SeedGroup(NamedTuple):
         settings: the settings that differ between the groups.
         losses: the final validation loss of each run in nats per token, keyed by seed.
         runs: name of the run of each seed.
-        windows: loss of each validation window, keyed by seed; without the runs that have no record of them.
+        windows: loss of each validation window, keyed by seed; runs without such a record are omitted.
     """
 
     settings: dict[str, Any]
@@ -335,7 +335,7 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
 
 
 def _advice(found: Difference) -> str:
-    """Return what would distinguish two groups."""
+    """Return advice on distinguishing two groups."""
     needed = found.seeds_needed
     if not needed:
         return "the losses are equal"

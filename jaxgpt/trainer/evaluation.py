@@ -35,7 +35,7 @@ class Result(Protocol):
     def ranking(self) -> float:
         """Lower is better. The first evaluator of a run ranks its checkpoints, and decides about `train.patience`.
 
-        A checkpoint whose ranking is not finite has no rank.
+        A checkpoint with a non-finite ranking has no rank.
         """
         ...
 
@@ -64,7 +64,7 @@ NO_RUN = Watch()  # for an evaluation outside a run
 
 
 class Measured(NamedTuple):
-    """The result of a custom evaluator: numbers by name, and the ranking; NaN: no ranking, which only the first needs."""
+    """The result of a custom evaluator: numbers by name, and a ranking (NaN: none), which only the first evaluator needs."""
 
     metrics: Mapping[str, float]
     ranking: float = math.nan
@@ -168,7 +168,7 @@ class Every:
 
     Attributes:
         evaluator: the evaluator. It cannot be the first of a run, which ranks the checkpoints.
-        steps: called after every multiple of this number of steps, and at the last evaluation; 0: only at the last one.
+        steps: call it after every multiple of this number of steps, and at the last evaluation; 0: only at the last evaluation.
     """
 
     evaluator: Evaluator

@@ -163,7 +163,7 @@ class EvaluationFile(Listener):
         write_windows(self.run, step, result.loss, losses)
 
     def _digest_of(self, rows: Windows) -> str:
-        """Return the digest of windows, which are read again only if they differ from the last ones."""
+        """Return the digest of windows, which are read again only if they differ from the last windows."""
         last = self._rows
         is_known = last is not None and last.split is rows.split and np.array_equal(last.starts_B, rows.starts_B)
         if not is_known:

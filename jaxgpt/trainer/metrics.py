@@ -106,7 +106,7 @@ class MetricsFile:
 
 
 def _lines_before(last: Info, lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines that a run continued from the checkpoint `last` keeps, with their `val_data`."""
+    """Return the lines to keep if a run continues from the checkpoint `last`, with their `val_data`."""
     kept = []
     for line in lines:
         # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.

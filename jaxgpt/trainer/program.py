@@ -121,7 +121,7 @@ class Program:
         return math.prod(self.microbatches)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the number of rows with padding: for `step` if there are `train.batch_size` rows, otherwise for `call`."""
+        """Return the number of rows after padding: `train.batch_size` rows are padded for `step`, other numbers for `call`."""
         if rows == self.config.train.batch_size:
             return self.rows_per_step
         ways = batch_ways(self.mesh)

@@ -25,13 +25,13 @@ from jaxgpt.train import step
 from jaxgpt.train.loss import next_token_loss, router_penalties, token_losses
 from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
-MARGIN = 1e-5  # rounding may change the choice of a token if the scores of its last expert and the next one are closer
+MARGIN = 1e-5  # rounding may change the choice of a token if its last chosen and its next score are closer than this
 
 
 def routed(s: Subject) -> float:
     """Compare the experts of the first block to NumPy in float64, for random inputs.
 
-    Tokens whose choice could change by rounding are not compared.
+    Tokens are not compared if rounding could change their choice.
     """
     c = _with_experts(s)
     x_BTD = _random_stream(s)
@@ -102,7 +102,7 @@ def losses(s: Subject) -> float:
 def _router_losses(
     c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the balance loss and the z-loss of a router, and a sum whose derivative is the change of its biases."""
+    """Return the balance loss and the z-loss of a router, and a sum with the load errors as derivative by its biases."""
     score_BTE = _scores(c, logits_BTE)
     chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
     load_BE = chosen_BTE.mean(1) / c.experts_per_token
@@ -167,7 +167,7 @@ def _scores(c: ModelConfig, logits_BTE: Any) -> Any:
 
 
 def _chosen(preference_BTE: Any, active: int) -> Any:
-    """Return whether a token chooses an expert: among equal preferences, the first experts."""
+    """Return whether each token chooses each expert, bool `[B, T, E]`; ties choose the first experts."""
     E = preference_BTE.shape[-1]
     own = preference_BTE[..., :, None]
     other = preference_BTE[..., None, :]

@@ -104,7 +104,7 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
 
 
 def _measured(law: Law, subject: Subject) -> LawResult:
-    """Measure a law; the result has no time."""
+    """Measure a law; the caller adds the time."""
 
     def result(ok: bool | None, note: str, difference: float | None = None) -> LawResult:
         return LawResult(law.name, difference, law.tolerance, ok, seconds=0.0, note=note)
