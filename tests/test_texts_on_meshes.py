@@ -62,7 +62,7 @@ def expected() -> dict[str, Any]:
 def test_several_processes_generate_the_texts_of_one(
     processes: int, devices: int, mesh: dict[str, int], expected: dict[str, Any]
 ) -> None:
-    """Drawn, most probable, searched, sliding, looked up, streamed and scored texts, and answers of a chat."""
+    """The texts are drawn, most probable, searched, sliding, looked up, streamed, scored, or answers of a chat."""
     script = str(Path(__file__).with_name("texts_in_processes.py"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -113,7 +113,7 @@ LARGEST = 128 * 1024 * 4
 def test_no_device_holds_more_than_its_share_and_the_largest_array(
     mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program holds shards of the weights and the cache, and the temporaries of the compiler."""
+    """A device holds its shards of the weights and the cache, and the temporary arrays of a program."""
     program = build(Config(model=MODEL, train=TrainConfig(batch_size=8), mesh=MeshConfig(**{"data": 1} | mesh)))
     lm = LM(program.config, program.init().params, CharTokenizer([chr(48 + i) for i in range(64)]))
     share = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(lm.params))

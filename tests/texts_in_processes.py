@@ -12,13 +12,13 @@ from typing import Any
 
 from jaxgpt.config import Config, DistributedConfig, MeshConfig, ModelConfig, TrainConfig
 
-PROMPTS = ["a", "abcabc", "ponmlk", "bb", "cde"]  # no multiple of the devices
+PROMPTS = ["a", "abcabc", "ponmlk", "bb", "cde"]  # no mesh divides their number
 MESSAGES = ["abc", "de"]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] + m.content }}\n{% endfor %}a"
 
 
 def texts(mesh: dict[str, int], dtype: str = "float32") -> dict[str, Any]:
-    """Return texts of each kind, and bytes of arrays, from a model with random weights on a mesh."""
+    """Return texts of each kind from a model with random weights on a mesh."""
     from jaxgpt.data.special import SpecialTokens
     from jaxgpt.data.tokenizer import CharTokenizer
     from jaxgpt.lm import LM, Chat, generate, score, stream

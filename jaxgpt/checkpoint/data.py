@@ -100,7 +100,7 @@ def compare_given(run: Run | None, info: Info | None, config: Config, data: Data
 
     Args:
         run, info, config: as in `open_run_data`.
-        data: the data.
+        data: the opened data.
     """
     if run is None or info is None or not _is_recorded(info):
         return RunData(config, data, "")
@@ -185,7 +185,7 @@ def _change(run: Run, info: Info, recorded: str, source: Data, sizes: str = "") 
     """Return how a source has changed since a checkpoint, or "".
 
     Args:
-        run: the run.
+        run: the run of the checkpoint.
         info: contents of the checkpoint.json.
         recorded: fingerprint of the source at the checkpoint.
         source: the present source.

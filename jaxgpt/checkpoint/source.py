@@ -71,7 +71,7 @@ class WeightSource(NamedTuple):
 
     Attributes:
         path: path of the run, as the caller specified it.
-        run: the run.
+        run: the open run.
         config: settings of the run.
         step: step of the checkpoint.
         base: source of the frozen weights if the run has adapters, otherwise None.

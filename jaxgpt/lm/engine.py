@@ -31,8 +31,8 @@ def round_up(n: int, least: int = 1) -> int:
 def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[int, int, int]:
     """Return the number of rows, of slots for a prompt and of slots for the whole text.
 
-    All three are rounded up, so that prompts of similar sizes share a compiled program. Several rows are a multiple of `ways`,
-    the number of shards of a batch.
+    All three are rounded up, so that prompts of similar sizes share a compiled program. If there is more than one row, their
+    number is a multiple of `ways`, the number of shards of a batch.
     """
     longest = max(len(prompt) for prompt in prompts)
     rows = round_up(len(prompts))
@@ -203,7 +203,7 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     length = reuse.padding + len(prompt)
     ids_1S[0, reuse.padding : length] = prompt
 
-    # Arrays of the host: a device array would be on one device, and the mesh may have those of several processes.
+    # The arrays are on the host, because `jnp` would put them on one device, and the mesh may have those of several processes.
     text: Any = TokenBuffer(ids_1S, np.int32(length))  # type: ignore[arg-type]
     done_B: Any = np.zeros(1, bool)
     made: Any = np.int32(0)

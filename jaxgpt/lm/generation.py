@@ -95,7 +95,8 @@ def generate(
     or a sequence of ids, is one prompt.
 
     Weights on a mesh stay where they are. If the mesh has the devices of several processes, all of them must call this with the
-    same arguments, and receive all texts. Processes that together hold all weights generate an equal share (`own_part`).
+    same arguments, and receive all texts. The mesh is then cut into parts that have all weights, and each part generates an
+    equal share of the texts (`own_part`).
 
     Args:
         lm: model.
@@ -103,8 +104,8 @@ def generate(
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed or a `jax.random.key`, folded with the index of each text; or an array of keys, one per text.
-        progress: callback with the number of sampling steps so far, and the maximum, in several processes of the process's
-            share; not called with beams.
+        progress: callback with the number of sampling steps so far and the maximum, for the texts that this process generates;
+            not called with beams.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
             num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them. Sampling settings that
@@ -147,9 +148,9 @@ def stream(
 ) -> Iterator[Piece]:
     """Continue each prompt and yield its text in pieces.
 
-    The concatenated pieces of a row are the text that `generate` returns. On the mesh of several processes, all of them yield
-    all pieces. Takes the arguments of `generate` except `progress` and the fields of `BeamParams`. After the first token,
-    `block` tokens are generated per call; None: all tokens in one call.
+    The concatenated pieces of a row are the text that `generate` returns. If the mesh has the devices of several processes,
+    every process yields all pieces. The arguments are those of `generate`, except `progress` and the fields of `BeamParams`.
+    After the first token, `block` tokens are generated per call; None: all tokens in one call.
     """
     check_for_text(lm)
     text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
@@ -172,7 +173,7 @@ def _in_parts(
 
     Args:
         lm: the model on the mesh.
-        prompts: the prompts.
+        prompts: the prompts of all parts.
         keys: keys of all texts, the same number for each prompt.
         of_prompts: a function from the model on a part of the mesh, prompts and keys to the texts.
         sequences: number of texts of each prompt.
@@ -181,7 +182,7 @@ def _in_parts(
     if part.count == 1:
         return of_prompts(lm, prompts, keys)
 
-    # All shares have the same number of prompts: the last prompt may be repeated.
+    # All shares have the same number of prompts, so the last prompt may be repeated.
     n = len(prompts)
     share = math.ceil(n / part.count)
     first = part.index * share

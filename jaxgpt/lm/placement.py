@@ -84,8 +84,9 @@ class MeshPart:
 def own_part(lm: LM) -> MeshPart:
     """Return the part of the mesh with the devices of this process. Every part has all weights.
 
-    The mesh is cut along `data` into the smallest equal parts of complete processes, which generate texts without waiting for
-    each other. The arrays are not copied. A single process, or a mesh with `data` 1, is one part.
+    The mesh is cut along `data` into the smallest equal parts that have all devices of their processes. Parts generate texts
+    without waiting for each other. The arrays are not copied. The mesh is one part if `data` is 1, if weights are sharded over
+    `data`, or if there is a single process.
 
     Example: 4 processes with 2 devices each.
         data 8                     4 parts of 1 process
@@ -108,7 +109,7 @@ def own_part(lm: LM) -> MeshPart:
 def one_copy(lm: LM) -> LM:
     """Return the model on the fewest devices of this process's part of the mesh that hold all weights, without a copy.
 
-    A single text is not generated faster on more devices of `data`.
+    A single text is not generated faster with more devices along `data`.
     """
     own = own_part(lm).lm
     mesh = mesh_of(own)
@@ -118,10 +119,10 @@ def one_copy(lm: LM) -> LM:
 
 
 def part_length(process: np.ndarray) -> int:
-    """Return the length along the first axis of the smallest equal parts of complete processes.
+    """Return the length of the smallest equal parts of a mesh along its first axis that have all devices of their processes.
 
     Args:
-        process: index of the process of each device of a mesh.
+        process: index of the process of each device of the mesh.
     """
     total = len(process)
     for length in range(1, total):
@@ -135,13 +136,13 @@ def part_length(process: np.ndarray) -> int:
 
 
 def _is_divided_over_data(lm: LM) -> bool:
-    """Return whether a part of the mesh along `data` lacks weights: the default rules replicate them along `data`."""
+    """Return whether weights are sharded over `data`, so that parts of the mesh lack some; by default, they are replicated."""
     specs = [x.sharding.spec for x in jax.tree.leaves(lm.params)]
     return "data" in jax.tree.leaves([tuple(spec) for spec in specs])
 
 
 def _cut(lm: LM, devices: np.ndarray) -> LM:
-    """Return the model on some devices of its mesh, which hold all weights; the arrays are the same, without a copy."""
+    """Return the model on some devices of its mesh, which together hold all weights. The weights are not copied."""
     mesh = mesh_of(lm)
     assert mesh is not None
     part = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)

@@ -60,7 +60,7 @@ class Weight(NamedTuple):
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
-# Determines the weights of a model: its config, or the model itself if it is a subclass of GPT with other weights.
+# What determines the weights of a model: its config, or the model itself if it is a subclass of GPT with other weights.
 Model = ModelConfig | GPT
 
 

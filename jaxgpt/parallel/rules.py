@@ -46,9 +46,9 @@ RULES: Rules = {
     "matrices": ("fsdp", "data", "expert", "context", "tensor"),  # Muon: stack of complete matrices, over all devices
 }
 
-# The table of generation: weights stay where they are, and devices exchange the few tokens of a step. Fsdp shards the width of
-# the residual stream, like the embedding lookup, so each device multiplies its part of the width of all tokens. With `RULES`,
-# every device would gather all weights before a loop of steps.
+# The table of generation: weights stay where they are, and devices exchange the activations of the few tokens of a step. As in
+# the embedding lookup, fsdp shards the width of the residual stream instead of the rows, so each device multiplies its part of
+# the width for all tokens. With `RULES`, every device would gather all weights before a loop of steps.
 STATIONARY: Rules = {**RULES, "residual": ("data", "expert"), "width": ("fsdp",)}
 
 

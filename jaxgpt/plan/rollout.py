@@ -21,8 +21,8 @@ from jaxgpt.plan.topology import Topology
 def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     """Estimate the generation of the answers of a rollout, and the passes that compute their probabilities.
 
-    The time is a lower bound: in each decoding step, a device reads its shards of weights and cache once. Prompts are empty.
-    Memory holds the train state, a copy of the weights in the compute dtype, and a cache of whole windows.
+    The time is a lower bound: in each decoding step, a device reads its shards of weights and cache once, and prompts count as
+    empty. Memory holds the train state, a copy of the weights in the compute dtype, and a cache of whole windows.
 
     Args:
         config: settings of the step, with a resolved mesh.

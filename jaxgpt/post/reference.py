@@ -37,7 +37,7 @@ class ReferencedPairs:
     """Preference pairs with the log probabilities of their answers under the reference, as a split.
 
     Attributes:
-        pairs: the pairs.
+        pairs: the split of preference pairs.
         starts_N: starts of the rows with log probabilities, ascending.
         log_p_N2: log probabilities of the chosen and the rejected answer, float32.
     """

@@ -244,7 +244,7 @@ def rewards_of(
     """Call a reward, and check its results: float32 `[n]`, keyed by `metrics_of`.
 
     Args:
-        reward: the reward.
+        reward: a single reward, or a weighted sum of rewards, each of which is called.
         name: name of a single reward, for error messages.
         prompts: prompt of each answer.
         texts: answers.
@@ -299,7 +299,7 @@ def _with_alarm(call: Callable[[], Any], seconds: float) -> Any:
 
 
 def _in_thread(call: Callable[[], Any], seconds: float) -> Any:
-    """Call a function in a thread of its own, because only the main thread has alarms; raise `TimeLimitReached` as above."""
+    """Call a function in a new thread, because alarms need the main thread; raise `TimeLimitReached` after `seconds`."""
     result: Future[Any] = Future()
 
     def run() -> None:

@@ -61,8 +61,8 @@ def check_given(run: Run, last: Info, given: Mapping[str, str], evaluators: Any)
     """Check that a resumed run has the parts of its checkpoint `last` that were given in Python.
 
     Args:
-        run: the run.
-        last: the checkpoint.
+        run: the resumed run.
+        last: the checkpoint that it resumes from.
         given: names of the parts of the resumed run that are given in Python.
         evaluators: evaluators of the resumed run; empty: from the settings.
 

@@ -153,8 +153,8 @@ class Recorder:
         """Check the metrics of a step, and report a skipped update.
 
         Args:
-            step: the step.
-            metrics: its metrics.
+            step: number of the step.
+            metrics: metrics of the step.
             skipped: number of updates skipped in a row, including this one; 0: the update was applied.
             squared_norms: squared norms of the gradients, the metric `grad_squares`.
 

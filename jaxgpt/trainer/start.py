@@ -271,7 +271,7 @@ def open_for_training(
 
 
 def _check_names(run: Run, last: Info, program: Program) -> None:
-    """Check the names of the weights in a checkpoint of an older version, which did not record a subclass of GPT."""
+    """Check that a checkpoint of an older version has the model's weights; older versions recorded no subclass of GPT."""
     stored = stored_weights(run.checkpoints, last.step)
     difference = name_difference(stored, program.abstract.checkpoint.params, type(program.model))
     if difference:

@@ -76,7 +76,7 @@ def read_windows(run: Path, line: Mapping[str, Any]) -> WindowLosses | None:
     """Read the losses of an evaluation; None: the run has no file, or the file is from a different evaluation.
 
     Args:
-        run: the run.
+        run: directory of the run.
         line: line of the evaluation in metrics.jsonl.
 
     Raises:

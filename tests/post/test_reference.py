@@ -222,7 +222,7 @@ def test_a_resumed_run_has_the_same_bits(lora: list[str]) -> None:
 
 @pytest.mark.ci
 def test_a_resumed_run_may_change_its_data() -> None:
-    """The pairs before the checkpoint are then not open."""
+    """After the change, the run no longer opens the earlier pairs."""
     train("run", "--train.steps", "4")
     more = ["--data.mix", "others.jsonl=1", "--train.steps", "8"]
     result = jaxgpt("train", "--resume", "--out", "run", *more)

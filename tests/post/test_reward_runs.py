@@ -288,7 +288,7 @@ def test_a_reward_that_fails_saves_the_run_of_both_processes(monkeypatch: pytest
 
 @pytest.mark.long
 def test_a_process_that_is_killed_in_a_rollout_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process waits for its shards; without a process, the run can go on."""
+    """The other process waits for the shards of the killed process. The line has the command that resumes the run."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     words = ["launch", "--processes", "2", "--devices-per-process", "1", "train", "finetune", "--init-from", "base"]
     long = flags(train__steps=4000, optim__decay_steps=4000, mesh__fsdp=2, train__log_every=4)
