@@ -12,6 +12,7 @@ import runpy
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
+from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -277,7 +278,8 @@ def checked_rewards(
         UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or
             infinity.
     """
-    call = partial(reward, list(prompts), list(texts), list(records))
+    # The function may change what it receives; later rollouts have the same records.
+    call = partial(reward, deepcopy(list(prompts)), list(texts), deepcopy(list(records)))
     in_main_thread = threading.current_thread() is threading.main_thread()
     try:
         values = _with_alarm(call, seconds) if in_main_thread else _in_thread(call, seconds)

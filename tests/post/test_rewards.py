@@ -160,6 +160,18 @@ def test_a_reward_that_ignores_all_errors_is_stopped(tmp_path: Path, monkeypatch
         rewards_of(open_reward("my.py:f"), "my.py:f", ["p"], ["x"], [{}], 0.1)
 
 
+def test_a_reward_that_changes_its_records_changes_no_other_call() -> None:
+    record: dict[str, Any] = {"answer": "4", "seen": []}
+
+    def reward(prompts: object, texts: object, records: list[dict[str, Any]]) -> list[float]:
+        records[0].pop("answer")
+        records[0]["seen"].append(1)
+        return [1.0]
+
+    rewards_of(reward, "my.py:f", [[{"role": "user", "content": "2 + 2?"}]], ["4"], [record], 60.0)
+    assert record == {"answer": "4", "seen": []}
+
+
 def test_the_limit_of_a_reward_in_another_thread() -> None:
     with ThreadPoolExecutor() as pool, pytest.raises(UserError, match=r"takes more than 0.2 seconds"):
         pool.submit(rewards_of, lambda *_: Event().wait(5), "slow", ["p"], ["x"], [{}], 0.2).result()
