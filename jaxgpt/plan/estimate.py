@@ -158,6 +158,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
         keys=_keys_and_values(config) * work.windows,
         context_attention=_context_attention(config, topology.target),
         halo=_halo(config),
+        logit_chunks=_logit_chunks(config),
         has_reference=work.frozen,
     )
     return merged(implied(step))
@@ -166,6 +167,14 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
 def extrapolated(one: float, two: float, layers: int) -> float:
     """Compute an affine function of the number of layers from its values at one and two layers."""
     return one + (layers - 1) * (two - one)
+
+
+def _logit_chunks(config: Config) -> int:
+    """Return the number of chunks of the logits of a microbatch (`train.loss.chunked`)."""
+    context = config.mesh.context
+    chunk = config.train.loss_chunk or config.window
+    of_device = math.ceil(chunk / context)
+    return math.ceil(config.window / context / of_device)
 
 
 def _context_attention(config: Config, target: Target) -> str:

@@ -27,6 +27,7 @@ class Step(NamedTuple):
     keys: float = 0.0  # elements of the keys and values of a block, in whole windows
     context_attention: str = ""  # gathered, halo, ring, or "": positions are not divided by a kernel
     halo: int = 0  # number of tokens with keys that a device receives from the previous device
+    logit_chunks: int = 1  # chunks of the logits of a microbatch (train.loss_chunk)
     has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
 
     @property
@@ -67,12 +68,40 @@ def gradients(step: Step) -> Iterator[Collective]:
     count = step.microbatches
     free = count - 1  # a program may add the gradients of all microbatches first
     table = 0.0 if step.config.lora.rank else step.table / step.sizes["fsdp"]
-    size = step.width * (step.scattered - table)
-    yield Collective(
-        "reduce-scatter", size, step.sizes["fsdp"], count, axes=("fsdp",), site="gradients", avoidable=free
-    )
+    yield from _sums(step, step.scattered - table, step.reduced, count, free, "gradients")
 
-    for names, elements in step.reduced.items():
+
+def logit_chunks(step: Step) -> Iterator[Collective]:
+    """Yield what each chunk of logits after the first repeats: the gathers of the head, and the sum of its gradient."""
+    count = step.microbatches * (step.logit_chunks - 1)
+    group = step.sizes["fsdp"]
+    head = step.vocab * step.config.model.n_embd
+    size = step.width * head
+    site = "head, for each chunk"
+    # All are avoidable: a program may keep the gathered head, and add the gradients of all chunks first.
+    yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site=site, avoidable=2 * count)
+    if not step.config.lora.rank:
+        shard = head / group
+        yield from _sums(step, shard, {("data", "expert", "context"): shard}, count, count, site)
+
+
+def _sums(
+    step: Step, scattered: float, reduced: Mapping[tuple[str, ...], float], count: int, avoidable: int, site: str
+) -> Iterator[Collective]:
+    """Yield the sums of gradients, `count` times.
+
+    Args:
+        step: the sizes of the step.
+        scattered: elements of the shards of gradients that are scattered along fsdp.
+        reduced: elements of the shards of gradients, by the axes over which they are summed.
+        count: number of executions.
+        avoidable: number of these executions that a program may avoid.
+        site: name of the gradients.
+    """
+    size = step.width * scattered
+    yield Collective("reduce-scatter", size, step.sizes["fsdp"], count, axes=("fsdp",), site=site, avoidable=avoidable)
+
+    for names, elements in reduced.items():
         axes = tuple(axis for axis in names if step.sizes[axis] > 1)
         group = math.prod(step.sizes[axis] for axis in axes)
         size = step.width * elements
@@ -81,10 +110,8 @@ def gradients(step: Step) -> Iterator[Collective]:
         if step.slices > 1 and "data" in axes:
             # Between slices, each device sums one shard of the gradients, already summed within its slice.
             group //= step.slices
-            yield Collective(
-                "all-reduce", size / group, step.slices, count, True, ("data",), "gradients", avoidable=free
-            )
-        yield Collective("all-reduce", size, group, count, axes=axes, site="gradients", avoidable=free)
+            yield Collective("all-reduce", size / group, step.slices, count, True, ("data",), site, avoidable=avoidable)
+        yield Collective("all-reduce", size, group, count, axes=axes, site=site, avoidable=avoidable)
 
 
 def embeddings(step: Step) -> Iterator[Collective]:
@@ -157,4 +184,12 @@ def keys(step: Step) -> Iterator[Collective]:
 
 
 # The functions are in the order of a step. For a new axis of the mesh, add a function.
-EXCHANGES: tuple[Callable[[Step], Iterator[Collective]], ...] = (embeddings, weights, blocks, experts, keys, gradients)
+EXCHANGES: tuple[Callable[[Step], Iterator[Collective]], ...] = (
+    embeddings,
+    weights,
+    blocks,
+    experts,
+    keys,
+    logit_chunks,
+    gradients,
+)

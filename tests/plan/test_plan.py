@@ -320,6 +320,23 @@ def test_the_traffic_of_keys_along_context(attention: str) -> None:
         assert traffic.sent == pytest.approx(sent[kind], rel=0.05), kind
 
 
+@pytest.mark.ci
+def test_the_head_is_gathered_for_each_chunk_of_logits() -> None:
+    """And its gradient is summed for each; on a CPU, XLA gathers it once in the forward pass."""
+    run = config(MeshConfig(data=1, fsdp=4), n_layer=1, vocab_size=512, tie_embeddings=False, positions="none")
+    run = replace(run, train=replace(run.train, loss_chunk=4, compute_dtype="float32"))
+    program = read_program(lowered(build(run)).compile().as_text())[0]
+    found = {each.kind: each for each in program if each.site == "lm_head, backward" and each.times > 1}
+    implied = estimate(run, parse_topology("v5e:2x2")).collectives
+    further = {each.kind: each for each in implied if each.site == "head, for each chunk"}
+    chunks = run.window // 4
+    assert [found[kind].times for kind in ("all-gather", "all-reduce")] == [chunks, chunks]
+    assert further["all-gather"].times == 2 * (chunks - 1)
+    assert further["reduce-scatter"].times == chunks - 1
+    assert further["all-gather"].bytes == found["all-gather"].bytes
+    assert further["reduce-scatter"].bytes == found["all-reduce"].bytes / 4  # the result is a shard
+
+
 def test_activations_are_divided_along_context() -> None:
     """With the scores of XLA's attention, `T / context x T`; without them, activations and gathered keys are linear in T."""
 
