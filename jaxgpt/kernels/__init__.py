@@ -16,7 +16,14 @@ from jaxgpt.kernels import activations, cpu, norms
 from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.experts import ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
-from jaxgpt.kernels.ring import balanced_order, gathered_attention, halo_attention, halo_size, ring_attention
+from jaxgpt.kernels.ring import (
+    MixedAttention,
+    balanced_order,
+    gathered_attention,
+    halo_attention,
+    halo_size,
+    ring_attention,
+)
 from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
@@ -162,6 +169,21 @@ def has_halo(config: Config) -> bool:
     return all(halo_size(window, tokens) for window in config.model.windows)
 
 
+def halo_tokens(config: Config) -> int:
+    """Return the number of tokens before its own whose keys a device receives in a layer with a window; 0: all tokens."""
+    tokens = config.window // config.mesh.context
+    if has_halo(config):
+        return halo_size(config.model.sliding_window, tokens)
+    # In balanced order, a halo for each of two chunks.
+    return 2 * halo_size(config.model.sliding_window, tokens // 2)
+
+
+def halo_layers(config: Config) -> int:
+    """Return the number of layers in which a device receives only the keys before its tokens (`halo_tokens`)."""
+    with_window = sum(window > 0 for window in config.model.windows)
+    return with_window if halo_tokens(config) else 0
+
+
 def has_splash_tiles(config: Config) -> bool:
     """Return whether splash attention has tiles for the tokens of a device."""
     context = config.mesh.context
@@ -182,7 +204,9 @@ def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]
         return ops, None
     order = balanced_order(config.window, context)
     if ops.attend in (gathered_attention, ring_attention):
-        return ops, order
+        is_mixed = not has_halo(config) and halo_layers(config) > 0
+        attention = MixedAttention(ops.attend, context) if is_mixed else ops.attend
+        return ops._replace(attend=attention), order
     if ops.attend == ShardedSplash() and not has_halo(config):
         return ops._replace(attend=ShardedSplash(context)), order
     return ops, None

@@ -7,8 +7,8 @@ keys and values of other devices:
   keys and values of whole rows, of one layer at a time.
 - ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
   values of one device.
-- halo: with a sliding window, a device receives the last keys and values of the previous device, and sends their gradients
-  back. Devices have consecutive tokens.
+- halo: with a sliding window, a device receives the keys and values before its tokens, and sends their gradients back.
+  Devices have consecutive tokens, or two chunks of them (`balanced_order`).
 
 All receive the keys and values again in the backward pass. Gradients of keys and values are sent in float32 in a ring, and
 otherwise in the dtype of the keys.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from jax.sharding import PartitionSpec
 from jaxgpt.kernels import online
 from jaxgpt.kernels.devices import LANES, logical_spec, mesh_axes, on_mesh, with_heads_of_queries
 from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
-from jaxgpt.ops import Array
+from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 
 
@@ -41,13 +42,15 @@ class Layout(NamedTuple):
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
         ring: whether keys move in a ring; otherwise they are gathered.
-        halo: number of keys that a device receives from the previous device; 0: it receives the keys of all devices.
+        halo: number of keys that a device receives before each of its chunks; 0: it receives the keys of all devices.
+        chunks: number of chunks of consecutive tokens of a device, in separate rows; 2: in the order of `balanced_order`.
     """
 
     axes: tuple[str, ...]
     rule: Rule
     ring: bool
     halo: int = 0
+    chunks: int = 1
 
 
 class Division(NamedTuple):
@@ -122,20 +125,49 @@ def halo_attention(
     Tokens must be in the order of their positions. Calls without a window, or with a window that exceeds the tokens of a
     device, gather all keys. Calls with the keys of a cache, or with `edit`, use `attend`.
     """
-    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, consecutive=True)
+    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=1)
+
+
+@dataclass(frozen=True)
+class MixedAttention:
+    """The attention of layers with and without a sliding window, over tokens in balanced order; it compares by value.
+
+    With a window that is at most as long as a chunk, a device receives a halo before each of its two chunks. Other calls use
+    `full`.
+
+    Attributes:
+        full: `gathered_attention` or `ring_attention`.
+        balanced: number of devices of the order of the tokens (`balanced_order`).
+    """
+
+    full: AttendFn
+    balanced: int
+
+    def __call__(
+        self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
+    ) -> Array:
+        """Compute `ops.attention.attend` among the tokens of a row, which are in `balanced_order`."""
+        if not on_mesh() or not self._has_halo(q_BTNH, visible):
+            return self.full(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
+        return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=2)
+
+    def _has_halo(self, q_BTNH: Array, visible: Visible) -> bool:
+        # A chunk of the order is one chunk of a device if the order is for the same number of devices.
+        is_ordered = division_of(q_BTNH, visible.query).devices == self.balanced
+        return is_ordered and halo_size(visible.window, q_BTNH.shape[1] // (2 * self.balanced)) > 0
 
 
 def halo_size(window: int, tokens: int) -> int:
-    """Return how many tokens of the previous device the queries of a device attend to.
+    """Return how many tokens before a chunk the queries of the chunk attend to.
 
     The number is rounded up to whole vectors of a TPU, but not above `tokens`.
 
     Args:
         window: sliding window in tokens; 0: no limit.
-        tokens: number of tokens of a device.
+        tokens: number of tokens of a chunk: the consecutive tokens of a device.
 
     Returns:
-        The number of tokens; 0: the window is 0 or 1, or also reaches tokens of other devices.
+        The number of tokens; 0: the window is 0 or 1, or also reaches tokens before the previous chunk.
     """
     if not 1 < window <= tokens + 1:
         return 0
@@ -176,7 +208,7 @@ def _attention(
     scale: float,
     edit: Edit | None,
     ring: bool,
-    consecutive: bool = False,
+    chunks: int = 0,
 ) -> Array:
     """Divide the arrays over the devices, and compute attention on each."""
     has_cache = visible.key is not None
@@ -189,24 +221,30 @@ def _attention(
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
     division = division_of(q_BTNH, place)
-    local = _make_local(division.axes, visible.window, scale, ring, consecutive)
+    local = _make_local(division.axes, visible.window, scale, ring, chunks)
     # check_vma=False: the derivative is defined on each device.
     divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
     # The positions are passed twice: sharded like the queries, and for whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 
-def _make_local(
-    axes: tuple[str, ...], window: int, scale: float, ring: bool, consecutive: bool = False
-) -> Callable[..., Array]:
-    """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`."""
+def _make_local(axes: tuple[str, ...], window: int, scale: float, ring: bool, chunks: int = 0) -> Callable[..., Array]:
+    """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`.
+
+    `chunks` is the number of chunks of consecutive tokens of a device; 0: tokens in any order, without a halo.
+    """
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
         B, T, N, _ = q_BTNH.shape
+        halo = halo_size(window, T // chunks) if axes and chunks else 0
+        if halo:
+            place = split_place(place, chunks, B)
+            arrays = split_chunks(q_BTNH, 1, chunks), split_chunks(k_BKSH, 2, chunks), split_chunks(v_BKHS, 3, chunks)
+            rule = Rule(window, scale, online.tile_size(T // chunks, chunks * B, N))
+            layout = Layout(axes, rule, ring=False, halo=halo, chunks=chunks)
+            return join_chunks(_on_device(layout, *arrays, place, row_place), 1, chunks)
         rule = Rule(window, scale, online.tile_size(T, B, N))
-        halo = halo_size(window, T) if axes and consecutive else 0
-        layout = Layout(axes, rule, ring and bool(axes), halo)
-        out_BTNH: Array = _on_device(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+        out_BTNH: Array = _on_device(Layout(axes, rule, ring and bool(axes)), q_BTNH, k_BKSH, v_BKHS, place, row_place)
         return out_BTNH
 
     return local
@@ -272,9 +310,11 @@ _on_device.defvjp(_forward, _backward)
 def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
     """Gather the keys and values of whole rows, or of the halo and this device."""
     if layout.halo:
-        k_BKSH, v_BKHS = with_halo(layout.axes, layout.halo, k_BKSH, v_BKHS)
-        tokens = k_BKSH.shape[2] - layout.halo
-        return Keys(k_BKSH, v_BKHS, halo_places(layout.axes, layout.halo, tokens, row_place))
+        shape = k_BKSH.shape
+        k_BKSH, v_BKHS = with_halo(layout.axes, layout.halo, layout.chunks, k_BKSH, v_BKHS)
+        rows = shape[0] // layout.chunks
+        place = halo_places(layout.axes, layout.halo, layout.chunks, rows, shape[2], row_place)
+        return Keys(k_BKSH, v_BKHS, place)
     if layout.axes:
         k_BKSH, v_BKHS = gather_keys(layout.axes, k_BKSH, v_BKHS)
     return Keys(k_BKSH, v_BKHS, row_place)
@@ -283,7 +323,7 @@ def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions
 def _returned(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
     """Return the gradients of this device's keys and values, from the gradients of the results of `_gathered`."""
     if layout.halo:
-        return _add_halo(layout.axes, layout.halo, dk_BKSH, dv_BKHS)
+        return _without_halo(layout, dk_BKSH, dv_BKHS)
     if layout.axes:
         return _scatter(layout.axes, dk_BKSH, dv_BKHS)
     return dk_BKSH, dv_BKHS
@@ -310,46 +350,93 @@ gather_keys.defvjp(
 )
 
 
-# Keys of the previous device.
+# Keys before the tokens of a device.
 
 
-def with_halo(axes: tuple[str, ...], halo: int, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
-    """Prepend the keys and values of the previous device's last tokens; the first device prepends zeros."""
-    received_k, received_v = _shift(axes, 1, (k_BKSH[:, :, -halo:], v_BKHS[..., -halo:]))
+def split_chunks(x: Array, axis: int, chunks: int) -> Array:
+    """Put the chunks of a device in separate rows: first all rows of the first chunk, then all of the second."""
+    return jnp.concatenate(jnp.split(x, chunks, axis), 0)
+
+
+def join_chunks(x: Array, axis: int, chunks: int) -> Array:
+    """Invert `split_chunks`."""
+    return jnp.concatenate(jnp.split(x, chunks, 0), axis)
+
+
+def split_place(place: Positions, chunks: int, rows: int) -> Positions:
+    """Put the positions of the chunks of a device in separate rows, for arrays with this number of rows."""
+
+    def split(x_BT: Array) -> Array:
+        if chunks > 1:
+            x_BT = jnp.broadcast_to(x_BT, (rows, x_BT.shape[1]))
+        return split_chunks(x_BT, 1, chunks)
+
+    return jax.tree.map(split, place)
+
+
+def with_halo(axes: tuple[str, ...], halo: int, chunks: int, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
+    """Prepend the keys and values of the tokens before each chunk, in rows of `split_chunks`; zeros before the first token."""
+    last_k, last_v = k_BKSH[:, :, -halo:], v_BKHS[..., -halo:]
+    received_k, received_v = (_of_previous_chunk(axes, chunks, last) for last in (last_k, last_v))
     return jnp.concatenate([received_k, k_BKSH], 2), jnp.concatenate([received_v, v_BKHS], 3)
 
 
-def halo_places(axes: tuple[str, ...], halo: int, tokens: int, row_place: Positions) -> Positions:
+def _of_previous_chunk(axes: tuple[str, ...], chunks: int, x: Array) -> Array:
+    """Exchange values of chunks, in rows of `split_chunks`: receive those of the previous chunk of the text, or zeros."""
+    if chunks == 1:
+        return _shift(axes, 1, x)
+    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the latter.
+    early, late = jnp.split(x, 2)
+    is_last = jax.lax.axis_index(axes) == jax.lax.axis_size(axes) - 1
+    before_late = jnp.where(is_last, early, _shift(axes, -1, late))
+    return jnp.concatenate([_shift(axes, 1, early), before_late])
+
+
+def halo_places(
+    axes: tuple[str, ...], halo: int, chunks: int, rows: int, tokens: int, row_place: Positions
+) -> Positions:
     """Return the positions of the keys of `with_halo`, given the positions of whole rows; `NO_TOKEN` before the first token.
 
     Args:
         axes: mesh axes that shard positions.
-        halo: number of tokens of the previous device.
-        tokens: number of tokens of a device.
-        row_place: positions of whole rows.
+        halo: number of tokens before a chunk.
+        chunks: number of chunks of a device, 1 or 2.
+        rows: number of rows of a device, before `split_chunks`.
+        tokens: number of tokens of a chunk.
+        row_place: positions of whole rows, in the order of the tokens.
     """
-    first = jax.lax.axis_index(axes) * tokens
+    devices = int(jax.lax.axis_size(axes))
+    index = jax.lax.axis_index(axes)
+    firsts = [index * tokens]
+    if chunks == 2:
+        firsts.append((2 * devices - 1 - index) * tokens)
 
     def of_device(row_BT: Array) -> Array:
+        if chunks == 2:
+            row_BT = jnp.broadcast_to(row_BT, (rows, row_BT.shape[1]))
+            text_order = np.argsort(balanced_order(row_BT.shape[1], devices))
+            row_BT = row_BT[:, text_order]
         padded = jnp.pad(row_BT, ((0, 0), (halo, 0)), constant_values=NO_TOKEN)
-        return jax.lax.dynamic_slice_in_dim(padded, first, halo + tokens, axis=1)
+        of_chunks = [jax.lax.dynamic_slice_in_dim(padded, first, halo + tokens, axis=1) for first in firsts]
+        return jnp.concatenate(of_chunks)
 
     return jax.tree.map(of_device, row_place)
 
 
-def _add_halo(axes: tuple[str, ...], halo: int, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
-    """Send the gradients of the halo back to the previous device, and add the gradients from the next device."""
-    received_k, received_v = _shift(axes, -1, (dk_BKSH[:, :, :halo], dv_BKHS[..., :halo]))
-    dk_BKSH = dk_BKSH[:, :, halo:].at[:, :, -halo:].add(received_k)
-    dv_BKHS = dv_BKHS[..., halo:].at[..., -halo:].add(received_v)
+def _without_halo(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+    """Send the gradients of the halo back, and add the received gradients: the transpose of `with_halo`."""
+    extend = functools.partial(with_halo, layout.axes, layout.halo, layout.chunks)
+    k_BKSH, v_BKHS = dk_BKSH[:, :, layout.halo :], dv_BKHS[..., layout.halo :]
+    transposed = jax.linear_transpose(extend, k_BKSH, v_BKHS)
+    dk_BKSH, dv_BKHS = transposed((dk_BKSH, dv_BKHS))
     return dk_BKSH, dv_BKHS
 
 
-def _shift(axes: tuple[str, ...], by: int, tree: Any) -> Any:
-    """Send a tree of arrays to the next device, or for -1 to the previous; the device at the end receives zeros."""
+def _shift(axes: tuple[str, ...], by: int, x: Array) -> Array:
+    """Send an array to the next device, or for -1 to the previous; the device at the end receives zeros."""
     devices = int(jax.lax.axis_size(axes))
     pairs = [(device, device + by) for device in range(devices) if 0 <= device + by < devices]
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, pairs), tree)
+    return jax.lax.ppermute(x, axes, pairs)
 
 
 # Keys that move in a ring.

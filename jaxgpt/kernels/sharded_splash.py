@@ -1,8 +1,8 @@
 """Splash attention over rows with positions sharded over devices: a TPU kernel for the queries of each device.
 
-A device gathers the keys and values of whole rows or, with a sliding window, receives the last keys and values of the previous
-device (`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel
-for each pair of devices, but the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
+A device gathers the keys and values of whole rows or, with a sliding window, receives the keys and values before its tokens
+(`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel for
+each pair of devices, but the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from jaxgpt.kernels.ring import (
     gathered_attention,
     halo_places,
     halo_size,
+    join_chunks,
+    split_chunks,
+    split_place,
     with_halo,
 )
 from jaxgpt.ops import Array
@@ -65,9 +68,13 @@ class ShardedSplash:
         k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
         scaled_q = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
         arrays = scaled_q, k_BKSH, v_BKHS, visible.query, visible.query
-        halo = halo_size(visible.window, T // division.devices) if self.balanced == 1 else 0
+        chunks = 1 if self.balanced == 1 else 2
+        # Chunks of the order are chunks of a device if the same number of devices has the row.
+        halo = 0
+        if self.balanced in (1, division.devices):
+            halo = halo_size(visible.window, T // division.devices // chunks)
         if halo:
-            local = functools.partial(_within_halo, division.axes, visible.window, halo, tile)
+            local = functools.partial(_within_halo, division.axes, visible.window, halo, chunks, tile)
             return _on_devices(local, division, (), (), arrays)
 
         # The kernel of a device holds its rows of the mask, which are sharded like the queries.
@@ -131,6 +138,7 @@ def _within_halo(
     axes: tuple[str, ...],
     window: int,
     halo: int,
+    chunks: int,
     tile: int,
     q_BTNH: Array,
     k_BKSH: Array,
@@ -139,14 +147,17 @@ def _within_halo(
     row_place: Positions,
 ) -> Array:
     """Compute attention within a window, to the keys of the halo and of this device."""
+    rows = len(q_BTNH)
+    q_BTNH = split_chunks(q_BTNH, 1, chunks)
     tokens = q_BTNH.shape[1]
-    k_BKSH, v_BKHS = with_halo(axes, halo, k_BKSH, v_BKHS)
+    k_BKSH, v_BKHS = with_halo(axes, halo, chunks, split_chunks(k_BKSH, 2, chunks), split_chunks(v_BKHS, 3, chunks))
 
     # The keys before the first token of a row have the document `NO_TOKEN`, like padding.
     if row_place.document_BT is None:
         row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
         place = place._replace(document_BT=jnp.zeros_like(place.position_BT))
-    document_BS = jnp.asarray(halo_places(axes, halo, tokens, row_place).document_BT)
+    place = split_place(place, chunks, rows)
+    document_BS = jnp.asarray(halo_places(axes, halo, chunks, rows, tokens, row_place).document_BT)
 
     # Pad the keys in front to whole tiles; the mask hides the padding, which is before the window of each query.
     no = (0, 0)
@@ -160,7 +171,8 @@ def _within_halo(
     mask = splash.LocalMask((tokens, before + tokens), (window - 1, 0), offset=before)
     heads = q_BTNH.shape[2]
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * heads), **_options(tile))
-    return _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, document_BS)
+    out_BTNH = _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, document_BS)
+    return join_chunks(out_BTNH, 1, chunks)
 
 
 def _attend(

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, has_halo
-from jaxgpt.kernels.ring import halo_size
+from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, halo_layers, halo_tokens, has_halo
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import resolve, sizes_of
 from jaxgpt.parallel.rows import Microbatches, batch_ways, microbatches, row_shards
@@ -157,7 +156,8 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
         scattered=counts.scattered,
         keys=_keys_and_values(config) * work.windows,
         context_attention=_context_attention(config, topology.target),
-        halo=_halo(config),
+        halo_layers=_halo_layers(config, topology.target),
+        halo=halo_tokens(config),
         logit_chunks=_logit_chunks(config),
         has_reference=work.frozen,
     )
@@ -178,7 +178,10 @@ def _logit_chunks(config: Config) -> int:
 
 
 def _context_attention(config: Config, target: Target) -> str:
-    """Return how keys reach the queries along context: gathered, halo or ring; "": no attention divides positions."""
+    """Return how keys reach the queries along context: gathered, halo or ring; "": no attention divides positions.
+
+    In layers with a halo (`_halo_layers`), gathered and ring do not apply.
+    """
     attention, _ = choose_attention(config, target)
     for name, kernel in CONTEXT_KERNELS.items():
         if kernel is attention and name == "splash":
@@ -188,21 +191,26 @@ def _context_attention(config: Config, target: Target) -> str:
     return ""
 
 
-def _halo(config: Config) -> int:
-    """Return the number of tokens that a device receives from the previous device, in the layer with the longest window."""
-    return max(halo_size(window, config.window // config.mesh.context) for window in config.model.windows)
+def _halo_layers(config: Config, target: Target) -> int:
+    """Return the number of layers in which a device receives only the keys before its tokens."""
+    attention = _context_attention(config, target)
+    is_mixed = attention in ("gathered", "ring") and not has_halo(config)
+    return halo_layers(config) if attention == "halo" or is_mixed else 0
 
 
 def _key_bytes(config: Config, target: Target) -> float:
     """Estimate the bytes of the keys and values that a device receives for a block along context, and of their gradients.
 
     Gathered keys span complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
-    keys arrive during the computation.
+    keys arrive during the computation. A layer without a halo needs the most.
     """
     share = 1 / config.mesh.context
-    copies = {"gathered": 1.0, "halo": share + _halo(config) / config.window, "ring": 2 * share, "": 0.0}
+    copies = {"gathered": 1.0, "halo": share + halo_tokens(config) / config.window, "ring": 2 * share, "": 0.0}
+    attention = _context_attention(config, target)
+    if _halo_layers(config, target) == config.model.n_layer:
+        attention = "halo"
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    return copies[_context_attention(config, target)] * _keys_and_values(config) * (width + 4)
+    return copies[attention] * _keys_and_values(config) * (width + 4)
 
 
 def _keys_and_values(config: Config) -> float:

@@ -26,7 +26,8 @@ class Step(NamedTuple):
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
     keys: float = 0.0  # elements of the keys and values of a block, in whole windows
     context_attention: str = ""  # gathered, halo, ring, or "": positions are not divided by a kernel
-    halo: int = 0  # number of tokens with keys that a device receives from the previous device
+    halo_layers: int = 0  # number of layers in which a device receives only the keys before its tokens
+    halo: int = 0  # number of tokens with these keys
     logit_chunks: int = 1  # chunks of the logits of a microbatch (train.loss_chunk)
     has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
 
@@ -162,20 +163,22 @@ def experts(step: Step) -> Iterator[Collective]:
 def keys(step: Step) -> Iterator[Collective]:
     """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
 
-    With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the previous device
-    sends keys and values. In a ring, keys and values visit every other device, and the float32 sums of their gradients return
-    to their device after the last.
+    With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the devices with the
+    tokens before send keys and values. In a ring, keys and values visit every other device, and the float32 sums of their
+    gradients return to their device after the last.
     """
     group = step.sizes["context"]
-    times = step.config.model.n_layer * step.microbatches
     size = step.width * step.keys
+    if step.halo_layers:
+        times = step.halo_layers * step.microbatches
+        sent = size * step.halo / step.config.window
+        yield Collective("collective-permute", sent, group, 2 * times, axes=("context",), site="keys and values")
+        yield Collective("collective-permute", sent, group, times, axes=("context",), site="gradients of keys")
+
+    times = (step.config.model.n_layer - step.halo_layers) * step.microbatches
     if step.context_attention == "gathered":
         yield Collective("all-gather", size, group, 2 * times, axes=("context",), site="keys and values")
         yield Collective("reduce-scatter", size / group, group, times, axes=("context",), site="gradients of keys")
-    if step.context_attention == "halo":
-        size *= step.halo / step.config.window
-        yield Collective("collective-permute", size, group, 2 * times, axes=("context",), site="keys and values")
-        yield Collective("collective-permute", size, group, times, axes=("context",), site="gradients of keys")
     if step.context_attention == "ring":
         hops = 2 * (group - 1) * times
         yield Collective("collective-permute", size / group, group, hops, axes=("context",), site="keys and values")

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import online, ring
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.kernels.ring import balanced_order, gathered_attention, halo_attention, halo_size, ring_attention
+from jaxgpt.kernels.ring import (
+    MixedAttention,
+    balanced_order,
+    gathered_attention,
+    halo_attention,
+    halo_size,
+    ring_attention,
+)
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, padded_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
@@ -114,6 +121,37 @@ def test_a_halo_is_enough_for_a_window(
         text = str(jax.make_jaxpr(call)(*arrays(T)))
     assert_close(found, expected)
     has_halo = halo_size(window, T // sizes["context"]) > 0
+    assert ("all_gather" in text) is not has_halo
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window", "with_documents", "rules"),
+    [
+        pytest.param({"context": 4}, 4, True, {}, marks=pytest.mark.ci),
+        pytest.param({"fsdp": 2, "context": 2, "tensor": 2}, 5, False, {}, marks=long),
+        pytest.param({"context": 4}, 5, True, {}, marks=long),  # the window has all tokens of the previous chunk
+        pytest.param({"context": 4}, 6, True, {}, marks=long),  # and one more: all keys are gathered
+        pytest.param({"context": 2, "tensor": 2}, 3, True, {"length": ("context", "tensor")}, marks=long),
+    ],
+    ids=str,
+)
+def test_layers_with_a_window_receive_a_halo_of_each_chunk(
+    sizes: dict[str, int], window: int, with_documents: bool, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In balanced order, a device needs only the keys before its two chunks."""
+    monkeypatch.setattr(ring, "LANES", 1)
+    T = 32
+    context = sizes["context"]
+    place = documents(T) if with_documents else row_positions(T)
+    expected = jax.jit(lambda *qkv: forward_and_backward(attend, place, window, np.arange(T), *qkv))(*arrays(T))
+    kernel = MixedAttention(gathered_attention, context)
+    call = jax.jit(lambda *qkv: forward_and_backward(kernel, place, window, balanced_order(T, context), *qkv))
+    config = small("gpt2", block_size=T, n_kv_head=K)
+    with use_mesh(make_mesh(MeshConfig(**{"data": 1, **sizes})), config, change_rules(rules), length=T):
+        found = call(*arrays(T))
+        text = str(jax.make_jaxpr(call)(*arrays(T)))
+    assert_close(found, expected)
+    has_halo = halo_size(window, T // (2 * context)) > 0 and not rules
     assert ("all_gather" in text) is not has_halo
 
 

@@ -53,7 +53,9 @@ def forward_and_backward(attention: Any, order: np.ndarray, place: Positions, wi
         pytest.param({"context": 2}, True, 0, row_positions(T), {}, marks=pytest.mark.ci),
         pytest.param({"context": 2}, False, 100, documents(), {}, marks=pytest.mark.ci),  # a halo
         pytest.param({"context": 2}, False, 100, row_positions(T), {}, marks=long),  # a halo
-        pytest.param({"context": 2, "tensor": 2}, True, 100, documents(), {}, marks=long),
+        pytest.param({"context": 2, "tensor": 2}, True, 100, documents(), {}, marks=long),  # a halo of each chunk
+        pytest.param({"context": 2}, True, 129, row_positions(T), {}, marks=long),  # the longest
+        pytest.param({"context": 2}, True, 130, documents(), {}, marks=long),  # no halo
         pytest.param(
             {"context": 2, "tensor": 4}, False, 300, documents(), {}, marks=long
         ),  # fewer key heads than devices

@@ -300,11 +300,19 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("attention", ["gathered", "halo", pytest.param("ring", marks=pytest.mark.long)])
-def test_the_traffic_of_keys_along_context(attention: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "window", "pattern"),
+    [
+        ("gathered", 0, "L"),
+        ("halo", 5, "L"),
+        ("gathered", 3, "LG"),  # a halo before each chunk, and gathered keys
+        pytest.param("ring", 0, "L", marks=pytest.mark.long),
+    ],
+)
+def test_the_traffic_of_keys_along_context(attention: str, window: int, pattern: str) -> None:
     """Keys and values move as often as estimated; gradients of weights are all-reduced."""
-    window = 5 if attention == "halo" else 0
-    run = config(MeshConfig(data=1, context=4), n_layer=2, n_kv_head=2, positions="none", sliding_window=window)
+    layers = {"n_layer": 2, "n_kv_head": 2, "sliding_window": window, "window_pattern": pattern}
+    run = config(MeshConfig(data=1, context=4), positions="none", **layers)
     run = replace(run, train=TrainConfig(batch_size=2, attention=attention))  # type: ignore[arg-type]
     # JAX gives all collectives of a kernel one channel.
     text = re.sub(r"channel_id=\d+", "", lowered(build(run)).compile().as_text())

@@ -93,6 +93,20 @@ def test_the_layout_of_a_run_changes_no_loss_and_no_weight(mesh: dict[str, int],
 
 
 @pytest.mark.parametrize(
+    ("mesh", "settings"),
+    [
+        pytest.param({"context": 2}, {}, marks=long),
+        pytest.param({"fsdp": 2, "context": 4}, {"attention": "ring", "remat": "full"}, marks=long),
+        pytest.param({"context": 2, "tensor": 2}, {"loss_chunk": 5}, marks=long),
+    ],
+    ids=str,
+)
+def test_layers_with_and_without_a_window(mesh: dict[str, int], settings: dict[str, Any]) -> None:
+    """Layers with a window receive a halo before each chunk."""
+    assert_equal_runs(mesh, settings, model={"n_layer": 2, "sliding_window": 3, "window_pattern": "LG"})
+
+
+@pytest.mark.parametrize(
     ("name", "mesh"),
     [
         pytest.param("gpt2", {"context": 4}, marks=long),
