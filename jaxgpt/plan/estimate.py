@@ -24,6 +24,7 @@ from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.exchanges import Step, implied
 from jaxgpt.plan.residuals import NEXT_TOKEN, Work, abstract_program, batch_of, one_device, trace
 from jaxgpt.plan.topology import Topology
+from jaxgpt.train.loss import of_objective
 from jaxgpt.trainer.program import Program
 
 KINDS = ("parameters", "optimizer", "average", "batch", "gradients", "activations")
@@ -57,6 +58,7 @@ class _Counts(NamedTuple):
     of_pairs: float  # bytes of `saved` in arrays with a row for each pair of token and expert
     unsaved_pairs: float  # bytes of `unsaved` in such arrays
     gathered: float  # number of elements of the weights, gathered along fsdp
+    reference: float  # number of elements of the frozen weights of the objective, gathered along fsdp
     reduced: dict[tuple[str, ...], float]  # elements of the gradients' shards, by the axes over which they are summed
     scattered: float  # elements of the shards of gradients that are scattered along fsdp
 
@@ -79,13 +81,18 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     """
     target = topology.target
     # Extrapolate from one and two layers, which are faster to trace than all layers.
-    one = _counts(config, target, work, 1)
-    two = _counts(config, target, work, 2)
+    short = work.with_frozen_layers(1)
+    one = _counts(config, target, short, 1)
+    two = _counts(config, target, short, 2)
     counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), one, two)
+    if work.frozen_model:
+        more = _counts(config, target, work.with_frozen_layers(2), 1)
+        others = work.frozen_model.n_layer - 1
+        counts = jax.tree.map(lambda total, a, b: total + others * (b - a), counts, one, more)
 
     # Experts hold the pairs of all devices along their axis (`kernels.experts`).
     other_pairs = (config.mesh.expert - 1) * counts.of_pairs
-    activations = counts.saved + other_pairs + _peak_bytes(config, topology, work) + _key_bytes(config, target)
+    activations = counts.saved + other_pairs + _peak_bytes(config, topology, short) + _key_bytes(config, target)
     memory = counts.memory | {"activations": activations}
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
 
@@ -93,10 +100,12 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     trained = memory["gradients"] + memory["optimizer"] + memory.get("average", 0.0)
     frozen = memory["parameters"] - memory["gradients"]
 
-    # Per microbatch, gradients and activations are written and read; weights are read forward and backward.
+    # Per microbatch, gradients and activations are written and read; weights are read forward and backward, frozen weights
+    # forward.
     count = microbatches_of(config).accumulation
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    per_microbatch = 2 * memory["gradients"] + 2 * counts.saved + 2 * width * counts.gathered
+    weights = 2 * counts.gathered + counts.reference  # elements read, forward and backward
+    per_microbatch = 2 * memory["gradients"] + 2 * counts.saved + width * weights
     moved = 2 * trained + frozen + count * per_microbatch
 
     collectives = _collectives(config, topology, work, counts)
@@ -127,7 +136,7 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
 
     # On GPUs, and with a sharded vocabulary, the gradient of the logits replaces the logits.
     is_copied = topology.chip.tpu and part.model.vocab_size == config.model.vocab_size
-    logits = trace(part, target, work, 2).largest if is_copied else 0.0
+    logits = trace(part, target, work.on_one_device(config), 2).largest if is_copied else 0.0
 
     recomputed = 0.0
     if config.train.remat != "none":
@@ -159,7 +168,8 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
         halo_layers=_halo_layers(config, topology.target),
         halo=halo_tokens(config),
         logit_chunks=_logit_chunks(config),
-        has_reference=work.frozen,
+        reference=(work.frozen_model or config.model) if work.frozen else None,
+        reference_weights=counts.reference,
     )
     return merged(implied(step))
 
@@ -227,10 +237,11 @@ def _counts(config: Config, target: Target, work: Work, layers: int) -> _Counts:
     """Count the costs of a model with this number of layers."""
     program = abstract_program(config, target, work, layers)
     part = one_device(config)
-    traced = trace(part, target, work, layers)
+    of_part = work.on_one_device(config)
+    traced = trace(part, target, of_part, layers)
     plain = traced
     if config.train.remat != "none":
-        plain = trace(part, target, work, layers, remat=False)
+        plain = trace(part, target, of_part, layers, remat=False)
     flops, useful = step_flops(program, work)
 
     # The gradient of a leaf is summed over the axes of rows and positions that do not shard it, and scattered along fsdp.
@@ -257,6 +268,7 @@ def _counts(config: Config, target: Target, work: Work, layers: int) -> _Counts:
         of_pairs=traced.of_pairs,
         unsaved_pairs=plain.of_pairs,
         gathered=gathered(program),
+        reference=gathered_elements(of_objective(program.abstract_frozen), program.mesh) if work.frozen else 0.0,
         reduced=reduced,
         scattered=scattered,
     )
@@ -264,9 +276,14 @@ def _counts(config: Config, target: Target, work: Work, layers: int) -> _Counts:
 
 def gathered(program: Program) -> float:
     """Count the elements of a device's weights while they are gathered along fsdp."""
+    return gathered_elements(program.abstract_weights, program.mesh)
+
+
+def gathered_elements(weights: Any, mesh: Any) -> float:
+    """Count the elements of weights on one device of a mesh while they are gathered along fsdp."""
     total = 0.0
-    for leaf in jax.tree.leaves(program.abstract_weights):
-        ways = program.mesh.shape["fsdp"] if "fsdp" in _axes(leaf) else 1
+    for leaf in jax.tree.leaves(weights):
+        ways = mesh.shape["fsdp"] if "fsdp" in _axes(leaf) else 1
         total += ways * shard_elements(leaf)
     return total
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, ModelConfig
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.plan.collectives import Collective
 
@@ -29,7 +29,8 @@ class Step(NamedTuple):
     halo_layers: int = 0  # number of layers in which a device receives only the keys before its tokens
     halo: int = 0  # number of tokens with these keys
     logit_chunks: int = 1  # chunks of the logits of a microbatch (train.loss_chunk)
-    has_reference: bool = False  # whether the objective computes with a frozen copy of the weights
+    reference: ModelConfig | None = None  # architecture of frozen weights with which the objective computes
+    reference_weights: float = 0.0  # elements of these weights, gathered along fsdp
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -44,7 +45,11 @@ class Step(NamedTuple):
     @property
     def table(self) -> float:
         """Elements of an untied token table, which is not gathered: its rows are exchanged instead."""
-        return 0.0 if self.config.model.tie_embeddings else self.vocab * self.config.model.n_embd
+        return self.table_of(self.config.model)
+
+    def table_of(self, model: ModelConfig) -> float:
+        """Return the elements of an untied token table of a model, like `table`."""
+        return 0.0 if model.tie_embeddings else self.vocab * model.n_embd
 
 
 def implied(step: Step) -> Iterator[Collective]:
@@ -59,7 +64,8 @@ def weights(step: Step) -> Iterator[Collective]:
     group = step.sizes["fsdp"]
     count = step.microbatches
     yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site="weights", avoidable=2 * count - 1)
-    if step.has_reference:
+    if step.reference:
+        size = step.width * (step.reference_weights - step.table_of(step.reference))
         site = "weights of the reference"
         yield Collective("all-gather", size, group, count, axes=("fsdp",), site=site, avoidable=count - 1)
 

@@ -91,7 +91,8 @@ def compile_step(
         optimizer=optimizer,
         objective=objective,
         objective_of=work.objective_of,
-        frozen=work.any_frozen,
+        frozen=work.any_frozen(config),
+        frozen_model=work.frozen_model,
     )
     counted = argument_bytes(program, work)
     batch = batch_of(program, work)

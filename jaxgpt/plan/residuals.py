@@ -12,7 +12,7 @@ import jax
 import jax.extend.core
 from jax.sharding import AbstractMesh
 
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.kernels import Target, best
 from jaxgpt.model import GPT
 from jaxgpt.ops.random import named_key
@@ -21,7 +21,7 @@ from jaxgpt.parallel.rows import microbatches, row_shards
 from jaxgpt.parallel.rules import AXES, rules_for
 from jaxgpt.plan.flops import count_flops
 from jaxgpt.plan.kernel import traceable
-from jaxgpt.train.loss import Objective
+from jaxgpt.train.loss import FrozenParts, Objective
 from jaxgpt.trainer.build import make_program
 from jaxgpt.trainer.program import Program
 
@@ -52,7 +52,9 @@ class Work(NamedTuple):
         objective_of: function from the model to the objective; None: the next token.
         rows: function that returns a batch without rows, like `parallel.rows.row_spec`; None: windows.
         windows: number of windows in a row.
-        frozen: whether the objective reads a frozen copy of the weights.
+        frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
+        frozen_model: architecture of the frozen weights, such as a teacher; None: as the model. `objective_of` is then a
+            dataclass with this architecture as its field `teacher`.
         answers: the answers that the model generates for a batch; None: none.
     """
 
@@ -60,12 +62,31 @@ class Work(NamedTuple):
     rows: Callable[[], Any] | None = None
     windows: int = 1
     frozen: bool = False
+    frozen_model: ModelConfig | None = None
     answers: Answers | None = None
 
-    @property
-    def any_frozen(self) -> Callable[[Any], Any] | None:
-        """The argument `frozen` of `make_program`; None: nothing is frozen."""
-        return unread_weights if self.frozen else None
+    def any_frozen(self, config: Config) -> Any:
+        """Return the argument `frozen` of `make_program`; None: nothing is frozen, or only the base of adapters."""
+        if not self.frozen:
+            return None
+        return FrozenParts(None, unread_weights) if config.lora.rank else unread_weights
+
+    def on_one_device(self, config: Config) -> Work:
+        """Return the work of one device, as `one_device` returns its settings."""
+        if self.frozen_model is None:
+            return self
+        return self._with_frozen(model_of_one_device(self.frozen_model, config.mesh))
+
+    def with_frozen_layers(self, layers: int) -> Work:
+        """Return the work with a different number of layers of `frozen_model`, if there is one."""
+        if self.frozen_model is None:
+            return self
+        return self._with_frozen(replace(self.frozen_model, n_layer=layers))
+
+    def _with_frozen(self, model: ModelConfig) -> Work:
+        """Return the work with a different architecture of the frozen weights."""
+        objective_of: Any = self.objective_of
+        return self._replace(frozen_model=model, objective_of=replace(objective_of, teacher=model))
 
 
 def unread_weights(place: Any) -> None:
@@ -99,7 +120,14 @@ def abstract_program(config: Config, target: Target = TPU, work: Work = NEXT_TOK
     mesh: Any = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
     ops = best(config, target)
     ops = ops._replace(attend=traceable(ops.attend))
-    return make_program(config, mesh, ops=ops, objective_of=work.objective_of, frozen=work.any_frozen)
+    return make_program(
+        config,
+        mesh,
+        ops=ops,
+        objective_of=work.objective_of,
+        frozen=work.any_frozen(config),
+        frozen_model=work.frozen_model,
+    )
 
 
 @cache
@@ -109,10 +137,20 @@ def one_device(config: Config) -> Config:
     The model has its full width, because weights are gathered along fsdp. If `tensor` does not divide an axis, every
     device computes the complete axis. All experts are on the device. `mesh.context` is unchanged: `trace` divides by it.
     """
-    model = config.model
+    model = model_of_one_device(config.model, config.mesh)
     sizes = sizes_of(config.mesh)
-    mesh: Any = AbstractMesh(tuple(sizes.values()), AXES)
-    rules = rules_for(model, mesh)
+    ways = row_shards(sizes)
+    rows = microbatches(config.train, ways).rows // ways
+    train = replace(config.train, batch_size=rows, accumulation=1)
+    mesh_of_one = MeshConfig(data=1, fsdp=1, context=config.mesh.context, tensor=1)
+    return replace(config, model=model, train=train, mesh=mesh_of_one)
+
+
+def model_of_one_device(model: ModelConfig, mesh: MeshConfig) -> ModelConfig:
+    """Return the share of one device of the heads, hidden units and vocabulary of a model."""
+    sizes = sizes_of(mesh)
+    abstract_mesh: Any = AbstractMesh(tuple(sizes.values()), AXES)
+    rules = rules_for(model, abstract_mesh)
     if not model.attn_proj:  # unsharded heads, added to the complete residual stream
         rules |= {"heads": (), "kv_heads": ()}
 
@@ -120,19 +158,14 @@ def one_device(config: Config) -> Config:
         return size // sizes["tensor"] if "tensor" in rules[axis] else size
 
     kv_heads = part("kv_heads", model.kv_heads)
-    config = config.with_model(
+    return replace(
+        model,
         n_head=math.lcm(part("heads", model.n_head), kv_heads),  # a multiple of the key/value heads
         n_kv_head=kv_heads,
         head_dim=model.head_width,
         n_inner=part("mlp", model.mlp_width),
         vocab_size=part("vocab", model.vocab_size),
     )
-
-    ways = row_shards(sizes)
-    rows = microbatches(config.train, ways).rows // ways
-    train = replace(config.train, batch_size=rows, accumulation=1)
-    mesh_of_one = MeshConfig(data=1, fsdp=1, context=config.mesh.context, tensor=1)
-    return replace(config, train=train, mesh=mesh_of_one)
 
 
 class Trace(NamedTuple):

@@ -46,9 +46,10 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
     bytes_read = steps * weights.copied + slot_bytes * rows * slots
 
-    # A forward pass has a third of the FLOPs of training. The model scores the checked answers, the frozen copy all answers.
+    # A forward pass has a third of the FLOPs of training. The model scores the checked answers, a reference all answers; a
+    # teacher is part of the step instead.
     scored_rows = answers.checked / ways
-    if work.frozen:
+    if work.frozen and work.frozen_model is None:
         scored_rows += rows
     scored = scored_rows * config.window
     decoding = rows * steps * token_flops(config, steps) / 3

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxgpt.config import Config, PostConfig
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
+from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.post.reference import is_once
-from jaxgpt.post.start import batch_rows, objective_of
+from jaxgpt.post.rollouts import checked_answers
+from jaxgpt.post.start import batch_rows, check_reference, objective_of
+from jaxgpt.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -27,30 +32,61 @@ def work_of(config: Config) -> tuple[Config, Work]:
     """Return the config of a plan, and the objective of its steps.
 
     The config has no objective and takes one step per call, because a plan changes the number of rows, which the checks of an
-    objective could reject. With adapters, the reference is their frozen base, a part of every program.
+    objective could reject. With adapters, their frozen base is a part of every program, and the
+    reference of preferences and rewards.
+
+    Raises:
+        UserError: if the architecture of a teacher is unknown, or does not fit the run.
     """
     post = config.post
     if post.objective == "next-token":
         return config, NEXT_TOKEN
-    if post.objective == "distill":
-        raise UserError(
-            "jaxgpt plan does not support post.objective distill: omit it, to plan the training of the student alone"
-        )
+    teacher = teacher_of(config) if post.is_distillation else None
     answers = None
     if post.is_rollout:
-        is_float32 = config.train.compute_dtype == "float32"
         answers = Answers(
             rows=config.rollout_answers,
             tokens=post.max_new_tokens,
             steps=config.train.steps_per_call,
-            checked=post.group if is_float32 else config.rollout_answers,
+            checked=checked_answers(config),
         )
     work = Work(
-        objective_of=objective_of(config),
-        rows=Rows(config),
+        objective_of=objective_of(config, teacher),
+        rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
-        frozen=post.has_reference and not config.lora.rank and not is_once(config),
+        frozen=post.is_distillation or (post.has_reference and not config.lora.rank and not is_once(config)),
+        frozen_model=teacher,
         answers=answers,
     )
     train = replace(config.train, steps_per_call=1)
     return replace(config, post=PostConfig(), train=train), work
+
+
+def teacher_of(config: Config) -> ModelConfig:
+    """Return the architecture of the teacher of a plan, `post.reference`: a run, a preset or a published architecture.
+
+    Raises:
+        UserError: if it is unknown, has a different vocabulary, or a shorter context than the run.
+    """
+    name = config.post.reference
+    path, _ = parse_checkpoint(name)
+    size = config.model.vocab_size
+    if Run(path).exists():
+        model = open_run(path).config().model
+    elif name in SHAPES:
+        model = shape_config(name).model
+    elif name in PRESETS:
+        model = PRESETS[name].config.model
+    else:
+        raise UserError(
+            f"post.reference {name} is no run, preset or published architecture: name the teacher of the plan"
+        )
+    # The vocabulary of a preset is determined by its data.
+    model = replace(model, vocab_size=model.vocab_size or size)
+    if model.vocab_size != size:
+        raise UserError(
+            f"post.reference {name} has a vocabulary of {model.vocab_size:,}, but the student has {size:,}: add "
+            f"--model.vocab-size {model.vocab_size}"
+        )
+    check_reference(config, model)
+    return model

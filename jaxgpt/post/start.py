@@ -117,12 +117,12 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
             f"post.reference {path} has a different tokenizer than the weights of --init-from, so its ids have different "
             f"meanings: choose a reference with the same tokenizer"
         )
-    _check_reference(config, model)
+    check_reference(config, model)
     reference = str(weights_at(path).absolute())
     return replace(config, post=replace(config.post, reference=reference))
 
 
-def _check_reference(config: Config, model: ModelConfig) -> None:
+def check_reference(config: Config, model: ModelConfig) -> None:
     """Raise `UserError` if a reference computes a different function; a teacher only needs the context of the run."""
     if config.post.is_distillation:
         if config.window > model.block_size:

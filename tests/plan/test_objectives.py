@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 from helpers import jaxgpt, small
 
-from jaxgpt.config import Config, LoraConfig, MeshConfig, PostConfig, TrainConfig
+from jaxgpt.config import Config, LoraConfig, MeshConfig, ModelConfig, PostConfig, TrainConfig
+from jaxgpt.config_json import to_json
+from jaxgpt.counts import parameter_count
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.model.params import abstract_params
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.plan import compile_step
-from jaxgpt.plan.residuals import NEXT_TOKEN
+from jaxgpt.plan.residuals import NEXT_TOKEN, one_device, trace
 from jaxgpt.plan.rollout import rollout
 from jaxgpt.plan.topology import parse_topology
 from jaxgpt.post.plan import work_of
@@ -82,6 +87,101 @@ def test_the_compiled_step_of_preferences_has_the_memory_of_the_estimate(
         assert step.memory[kind] == guess.memory[kind]
     assert step.model_flops == guess.model_flops
     assert step.executable is not None
+
+
+TEACHER = small("llama", n_embd=96, n_head=4, block_size=64, vocab_size=512, n_layer=3)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a larger model, without checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    Path("teacher/checkpoints").mkdir(parents=True)
+    Path("teacher/tokenizer.json").write_text(CharTokenizer([*"ab"]).to_json())
+    Path("teacher/config.json").write_text(to_json(Config(model=TEACHER)))
+
+
+def distilled(objective: str = "distill", lora: int = 0, **post: Any) -> Config:
+    return config(objective, lora, reference="teacher", **post)
+
+
+def weight_bytes(model: ModelConfig) -> float:
+    return 4.0 * parameter_count(abstract_params(model))
+
+
+def test_a_teacher_is_held_and_computes_a_forward_pass(teacher: None) -> None:
+    text = cost(config())
+    student = cost(distilled())
+    assert student.model_flops == text.model_flops
+    assert student.memory["parameters"] == text.memory["parameters"] + weight_bytes(TEACHER)
+    assert student.memory["optimizer"] == text.memory["optimizer"]
+    # A forward pass has a third of the products of training.
+    of_teacher = cost(replace(config(), model=TEACHER)).computed_flops
+    assert student.computed_flops == pytest.approx(text.computed_flops + of_teacher / 3, rel=0.01)
+
+
+def test_layers_of_a_teacher_are_extrapolated(teacher: None) -> None:
+    run, work = work_of(distilled())
+    assert work.frozen_model is not None
+    deep = work.with_frozen_layers(5)
+    traced = trace(one_device(run), V5E.target, deep.on_one_device(run), run.model.n_layer)
+    assert estimate(run, V5E, deep).computed_flops == pytest.approx(traced.flops, rel=1e-6)
+
+
+def test_the_weights_of_a_teacher_are_gathered_once(teacher: None) -> None:
+    wide = replace(distilled(), mesh=MeshConfig(data=1, fsdp=8))
+    rows = {each.site: each for each in cost(wide).collectives}
+    once = rows["weights of the reference"]
+    table = TEACHER.vocab_size * TEACHER.n_embd
+    width = 2 if wide.train.compute_dtype == "bfloat16" else 4
+    assert (once.bytes, once.times) == (width * (weight_bytes(TEACHER) / 4 - table), 1)
+
+
+def test_adapters_of_a_student_hold_the_base_and_the_teacher(teacher: None) -> None:
+    adapters, text = cost(distilled(lora=4)), cost(config(lora=4))
+    assert adapters.memory["parameters"] == text.memory["parameters"] + weight_bytes(TEACHER)
+
+
+def test_a_rollout_of_a_student_holds_the_teacher_and_scores_no_reference(teacher: None) -> None:
+    student = generation(distilled("on-policy-distill", max_new_tokens=8))
+    rewards = generation(config("grpo", reward=("exact",), group=8, max_new_tokens=8))
+    assert student.memory["parameters"] == rewards.memory["parameters"] + weight_bytes(TEACHER)
+    assert student.model_flops == rewards.model_flops
+    assert student.hbm_bytes == rewards.hbm_bytes
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("objective", ["distill", "on-policy-distill"])
+@pytest.mark.parametrize("lora", [0, 4])
+def test_the_compiled_step_of_a_student_has_the_memory_of_the_estimate(
+    objective: str, lora: int, teacher: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is compiled for CPUs, with weights sharded along fsdp and tensor."""
+    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
+    sharded = replace(distilled(objective, lora), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    run, work = work_of(sharded)
+    step = compile_step(run, V5E, work=work)
+    guess = estimate(run, V5E, work)
+    for kind in ("parameters", "optimizer", "batch"):
+        assert step.memory[kind] == guess.memory[kind]
+    assert step.model_flops == guess.model_flops
+    # The compiler counts the teacher's products: elementwise operations are a few percent of such small models.
+    assert step.compiled_flops == pytest.approx(guess.computed_flops, rel=0.25)
+
+
+def test_plans_of_a_published_teacher() -> None:
+    options = ["--post.objective", "distill", "--model.vocab-size", "50257", "--model.n-layer", "1", "--estimate"]
+    told = jaxgpt("plan", "gpt2", "--topology", "h100:8", *options, "--train.steps", "4", "--post.reference", "gpt2")
+    assert told.code == 0, told.err
+    assert "objective  distill, teacher gpt2" in told.out
+
+    for name, said in {
+        "nowhere": "post.reference nowhere is no run, preset or published architecture",
+        "llama-3-8b": "post.reference llama-3-8b has a vocabulary of 128,256, but the student has 50,257",
+    }.items():
+        result = jaxgpt("plan", "gpt2", "--topology", "h100:8", *options, "--post.reference", name)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert said in result.err
 
 
 def test_a_rollout_reads_weights_and_cache_in_every_step() -> None:

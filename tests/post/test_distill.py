@@ -208,7 +208,7 @@ def test_wrong_settings(name: str, teacher: None) -> None:
 
 
 def test_settings_are_recorded_for_others(teacher: None) -> None:
-    """The plan rejects a teacher, and the settings of other objectives name distillation."""
+    """The plan rejects an unknown teacher, and the settings of other objectives name distillation."""
     assert (
         jaxgpt(
             "plan",
