@@ -94,7 +94,7 @@ class _Open:
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield name and self time (without nested events) of each event (start, end, name) of a thread."""
+    """Yield the name and the self time, without nested events, of each event `(start, end, name)` of a thread."""
     stack: list[_Open] = []  # each event is nested in its predecessor
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while stack and stack[-1].end <= start:

@@ -70,7 +70,7 @@ def read_checkpoints(directory: Path) -> tuple[dict[int, Info], list[int]]:
 
 
 def resolve_step(directory: Path, which: str) -> int:
-    """Resolve `last`, `best` (lowest validation loss; without losses: the last) or a number to a step.
+    """Resolve `last`, `best` (lowest ranking; without rankings: the last) or a number to a step.
 
     Raises:
         UserError: if the checkpoint does not exist, or the best is unknown because a checkpoint.json is damaged.
@@ -99,13 +99,13 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def _check_deleted(directory: Path, step: int) -> None:
-    """Raise `UserError` if a checkpoint without a directory is still listed: resolving it again would not end."""
+    """Raise `UserError` if a checkpoint is still listed, but is not a directory: resolving it again would not end."""
     if step in saved_steps(directory):
         raise UserError(f"cannot read {directory / str(step)}: it is listed, but is not a directory")
 
 
 def best_step(infos: Mapping[int, Info]) -> int:
-    """Return the step with the lowest validation loss; without losses, the last step.
+    """Return the step with the lowest ranking (`Info.val_loss`); without rankings, the last step.
 
     Only checkpoints with the validation data and the evaluator of the last checkpoint are compared.
     """

@@ -29,7 +29,7 @@ class Info:
     """Content of checkpoint.json."""
 
     step: int  # number of steps taken
-    val_loss: float | None = None  # loss over the windows shared by all evaluations of the run; None: not evaluated
+    val_loss: float | None = None  # ranking of the first evaluator, by default the validation loss; None: no ranking
     tokens: int = 0  # number of tokens in the windows of all training steps so far
     temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, digests, given parts, best loss

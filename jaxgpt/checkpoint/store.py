@@ -63,7 +63,7 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown()
-        if kind is None:  # precedence of an error in the block
+        if kind is None:  # otherwise, the error in the block has precedence
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:

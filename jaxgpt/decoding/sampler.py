@@ -104,7 +104,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         sampler: model, sampling parameters, stop ids and filters.
         params: the weights.
         state: state after `prefill` or a previous call.
-        steps: maximum number of new tokens per row, int32 scalar. Not static, so one program serves all values.
+        steps: maximum number of new tokens per row, a traced int32 scalar, so that one program serves all values.
     """
     return repeat(partial(step, sampler, params), state, steps)
 

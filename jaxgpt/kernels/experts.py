@@ -256,7 +256,7 @@ def _by_tiles(
     expert_X, own_X = _own_experts(choice_BTA, first, E)
     slot_X, expert_n = _slots(expert_X, E)
 
-    # Copy each token to the rows of its pairs. Pairs of other devices have an index beyond the last row, which drops them.
+    # Copy each token to the rows of its pairs. Pairs of other devices have an index beyond the last row, so they are dropped.
     token_X = jnp.arange(len(slot_X)) // A
     x_XD = x_BTD.reshape(-1, D)[token_X]
     rows = jnp.zeros((len(expert_n) * TILE, D), x_BTD.dtype)

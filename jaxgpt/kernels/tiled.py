@@ -1,4 +1,4 @@
-"""Tiled causal attention in plain XLA operations, without stored T x T scores: default on CPUs.
+"""Tiled causal attention in plain XLA operations, without stored T x T scores: the default on CPUs.
 
 The forward pass computes one tile of queries at a time, with the keys it attends to, and saves each query's log-sum-exp,
 `lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the queries that attend to it. It

@@ -234,7 +234,7 @@ def _packed(texts: list[_Text], rows: list[Tree], B: int, T: int) -> _Batch:
 
 
 def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -> dict[int, Score]:
-    """Score the texts of up to B rows with at most T nodes; keyed by index."""
+    """Return the scores of the texts in up to B rows of at most T nodes, keyed by the index of the text."""
     batch = _packed(texts, rows, B, T)
     branches = (batch.position_BT, batch.end_BT) if any(row.branches for row in rows) else None
 

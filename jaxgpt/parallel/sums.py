@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.step import Sums, gradient_sums
 
-SMALL = 1 << 18  # maximum number of elements of each array to concatenate for one all-reduce
+SMALL = 1 << 18  # arrays with at most this many elements are concatenated for one all-reduce
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:

@@ -225,9 +225,9 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
     """Return the shapes and dtypes of the arrays to store for results of a jaxpr, except its arguments.
 
-    A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed. A
-    factor of a matrix product, such as the output of an activation function, counts itself: compilers store it for the second
-    product. Results in host memory are omitted.
+    Instead of a result of elementwise operations, their inputs are returned: compilers recompute such operations where they are
+    needed. A factor of a matrix product, such as the output of an activation function, is returned even if it is elementwise:
+    compilers store it for the product of the backward pass. Results in host memory are omitted.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     factors = _factors(jaxpr, made_by)

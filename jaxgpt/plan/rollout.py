@@ -41,7 +41,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     slot_bytes = _slot_bytes(config)
     memory["cache"] = slot_bytes * rows * config.window * config.model.n_layer
 
-    # Step n reads the weights, and n slots of each layer, or at most the sliding window.
+    # Step n reads the weights and, in each layer, n slots, or as many as the sliding window if that is shorter.
     steps = answers.tokens
     slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
     bytes_read = steps * weights.copied + slot_bytes * rows * slots

@@ -134,8 +134,9 @@ class ReferenceOnce:
         rows = program.microbatches.rows
         feed = PairFeed(program, data, last)
 
-        # Microbatches of pairs in the order of their first use, from step 0, which a resume does not change. Microbatches that
-        # no step after the checkpoint uses are omitted. A changed batch size or mixture changes the order.
+        # The microbatches have the pairs in the order of their first use since step 0, which a resume does not change. If it
+        # changes the batch size or the mixture, the order begins at the checkpoint. Microbatches that no step after the
+        # checkpoint uses are omitted.
         step = last.step if last else 0
         end = config.train.steps
         has_changed = feed.batches.first != 0 or len(config.data.phases) > 1

@@ -62,7 +62,7 @@ class WeightedSum:
         return self.add({name: reward(prompts, texts, records) for name, reward in self.rewards.items()})
 
     def add(self, values: Mapping[str, Sequence[float] | np.ndarray]) -> list[float]:
-        """Add the values of the rewards, keyed by name."""
+        """Return the weighted sum for each text, from the values of each reward, keyed by name."""
         sums = []
         for row in zip(*values.values(), strict=True):
             terms = [self.weights[name] * float(value) for name, value in zip(values, row, strict=True)]
@@ -71,7 +71,7 @@ class WeightedSum:
 
 
 def open_rewards(weights: Mapping[str, float]) -> Reward:
-    """Return the sum of rewards, from the weight of each name; a single reward is itself, without a weight.
+    """Return the sum of the named rewards, with a weight for each name; a single reward is returned without its weight.
 
     Raises:
         UserError: as in `open_reward`, or if two rewards have the same metric.

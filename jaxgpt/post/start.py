@@ -55,7 +55,7 @@ def build_program(config: Config, teacher: ModelConfig | None = None, **parts: A
 
 @dataclass(frozen=True)
 class ObjectiveOf:
-    """Function from a model to the objective of settings; it compares by value, so that plans can be cached."""
+    """A function from a model to the objective of some settings; it compares by value, so that plans can be cached."""
 
     post: PostConfig
     chunk: int  # as `train.loss_chunk`
@@ -187,7 +187,7 @@ def parts_of(
         named: rewards that the user has named on the command line, as in `post.reward`.
         run: the run, if it exists.
         note: receives a line before code of the user is run.
-        progress: progress of the work before the first step, the log probabilities of the reference.
+        progress: called during the work before the first step, as in `ReferenceOnce`.
 
     Raises:
         UserError: if the reward or the reference cannot be opened.

@@ -48,12 +48,12 @@ def _heads(model: GPT, params: Any, tokens_BT: jax.Array) -> Heads:
 
 
 def previous_score(pattern_BNTS: jax.Array) -> jax.Array:
-    """Compute the mean attention to the previous token, `[N]`, of all queries but the first."""
+    """Compute each head's mean attention to the previous token, `[N]`, over all queries but the first."""
     return jnp.diagonal(pattern_BNTS, -1, 2, 3).mean((0, 2))
 
 
 def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Compute the mean attention to tokens that followed earlier occurrences of the query's token, `[N]`.
+    """Compute each head's mean attention to tokens that followed earlier occurrences of the query's token, `[N]`.
 
     The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
     """

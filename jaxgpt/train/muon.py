@@ -72,7 +72,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
     def init(params: Any) -> MuonState:
         state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
-        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # unused; otherwise float64 under x64
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not read, but float64 under x64
 
     return optax.GradientTransformation(init, update)
 

@@ -202,7 +202,7 @@ def _check_parts(config: Config, model: GPT | None, ops: Ops | None) -> None:
 
 
 def replicated_note(opt_state: Any, mesh: Mesh) -> str:
-    """Return a note if more than a tenth of the bytes of the optimizer state is not sharded over fsdp and tensor, or ""."""
+    """Return a note if more than a tenth of the bytes of the optimizer state is replicated on every device, or ""."""
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
         return ""
     total = 0

@@ -143,7 +143,7 @@ class ValidationLoss:
     """The default evaluator of a run: the loss on a split; before the last evaluation, on `train.eval_windows` windows of it.
 
     Attributes:
-        split: the split; None: the validation split of the run.
+        split: the split to evaluate; None: the validation split of the run.
     """
 
     split: Split | None = None
@@ -191,7 +191,7 @@ def evaluate(program: Program, params: Any, tokens: Split, watch: Watch = NO_RUN
     Args:
         program: the compiled functions.
         params: trained parameters or their EMA, on their devices.
-        tokens: the split.
+        tokens: the split to evaluate.
         watch: the state of the run; before the last evaluation, `train.eval_windows` are evaluated instead of all windows.
 
     Raises:

@@ -64,7 +64,7 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
 
 def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     """Run the training loop. Arguments, results and errors as for `train`."""
-    # Devices, before JAX first uses one.
+    # The devices, which must be set before JAX first uses one.
     use_cores(start.config.mesh, process_count(), start.config.model)
     keep_memory(start.config)
 

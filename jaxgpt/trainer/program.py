@@ -317,7 +317,7 @@ class Program:
     def pure_step(
         self, state: TrainState, batch: Any, numbers: Numbers | None = None, frozen: Any = ()
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Take one step, as `train_step` with the settings of the config; `numbers` by default from the config."""
+        """Take one `train_step` with the settings of the config; by default, `numbers` also come from the config."""
         config = self.config
         numbers = numbers or host_numbers(config)
 

@@ -80,7 +80,7 @@ class Checkpoints:
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.
 
-        If the checkpoint is already written, add the validation loss to it.
+        If the checkpoint is already written, add the ranking (`val_loss`) to it.
         """
         record = self.record
         record.read()
@@ -123,7 +123,7 @@ class Checkpoints:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end, including after an error in all processes, if the state is intact.
+        """Context manager: save the last state at the end, also after an error in all processes, if the state is intact.
 
         The last line of the metrics file records how the run ended. On exit, the metrics file and the saver are closed.
 

@@ -102,7 +102,7 @@ def losses(s: Subject) -> float:
 def _router_losses(
     c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the balance loss and the z-loss of a router, and a sum with the load errors as derivative by its biases."""
+    """Return the balance loss and the z-loss of a router, and a sum whose gradient by the biases is the load errors."""
     score_BTE = _scores(c, logits_BTE)
     chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
     load_BE = chosen_BTE.mean(1) / c.experts_per_token
@@ -158,7 +158,7 @@ def _random_stream(s: Subject) -> np.ndarray:
 
 
 def _scores(c: ModelConfig, logits_BTE: Any) -> Any:
-    """Return the score of each expert; NumPy or JAX."""
+    """Return the score of each expert, from logits in NumPy or JAX."""
     xp: Any = np if isinstance(logits_BTE, np.ndarray) else jnp
     if c.router == "sigmoid":
         return 1 / (1 + xp.exp(-logits_BTE))
