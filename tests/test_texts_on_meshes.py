@@ -97,7 +97,7 @@ def test_a_part_of_a_mesh_is_the_fewest_complete_processes() -> None:
 
 
 # The largest arrays are the matrices of the MLP.
-MODEL = ModelConfig(vocab_size=64, block_size=64, n_layer=3, n_head=8, n_embd=128, n_inner=1024, positions="rope")
+MODEL = ModelConfig(vocab_size=64, block_size=64, n_layer=2, n_head=8, n_embd=128, n_inner=1024, positions="rope")
 LARGEST = 128 * 1024 * 4
 
 
