@@ -127,11 +127,6 @@ def is_peer_failure(error: Exception) -> bool:
     return BROKEN.search(str(error)) is not None
 
 
-def gather_to_host(tree: Any) -> Any:
-    """Copy arrays sharded over several processes to every host; all processes must call this."""
-    return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
-
-
 class Poll:
     """Exchange requests between processes, without blocking on the latest exchange, except on CPU meshes.
 

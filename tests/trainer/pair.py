@@ -16,7 +16,8 @@ def main() -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxgpt.parallel.processes import Poll, gather_to_host, is_leader, on_leader, process_count, same_on_all
+    from jaxgpt.parallel.arrays import to_host
+    from jaxgpt.parallel.processes import Poll, is_leader, on_leader, process_count, same_on_all
     from jaxgpt.trainer.build import build
 
     jax.config.update("jax_num_cpu_devices", 2)
@@ -57,7 +58,7 @@ def main() -> dict[str, Any]:
                     asked.append([rows.start, rows.stop])
                 return np.arange(40, dtype=np.int32).reshape(8, 5)[rows]
 
-        whole = gather_to_host(program.put(Batch()))
+        whole = to_host(program.put(Batch()))
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
     poll = Poll(program.mesh, 2)
