@@ -39,7 +39,7 @@ def test_the_ids_of_the_prompt_are_those_of_gpt2(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_tests_and_files_that_a_page_names_exist(page: Path) -> None:
-    """`tests/model/test_gpt.py::test_causal_by_gradient`, `jaxgpt/train/step.py`."""
+    """Examples are `tests/model/test_gpt.py::test_causal_by_gradient` and `jaxgpt/train/step.py`."""
     text = page.read_text("utf-8")
     for file, test in re.findall(r"`((?:tests|jaxgpt|docs|benchmarks)/[\w/.]+)(?:::(\w+))?`", text):
         assert (repository() / file).exists(), file

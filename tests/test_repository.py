@@ -116,7 +116,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.ci
 def test_the_wheel_and_the_sdist_contain_what_they_need(tmp_path: Path) -> None:
-    """Built from the tracked files; the wheel is built from the sdist."""
+    """The sdist is built from the tracked files, and the wheel from the sdist."""
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path / "source"
     out = tmp_path / "out"

@@ -142,7 +142,7 @@ def test_a_common_beginning_is_computed_once(lm: LM) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma", pytest.param("llama", marks=pytest.mark.ci)])
 def test_texts_with_a_common_beginning_score_as_alone(name: str) -> None:
-    """With learned positions, with sliding windows shorter than the texts, and with RoPE."""
+    """Test learned positions, sliding windows shorter than the texts, and RoPE."""
     check_scores_equal_the_scores_alone(lm_of(name, block_size=32), CONTEXTS, ANSWERS)
 
 

@@ -113,7 +113,7 @@ LIMITED = [
 
 @pytest.mark.parametrize(("section", "f"), LIMITED)
 def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
-    """Values outside are rejected with name and value. Values at the limits pass this check, but may fail others."""
+    """The error for a value outside has name and value. Values at the limits pass this check, but may fail others."""
     name = f"{section.prefix}.{f.name}" if section.prefix else f.name
     low, high, above, below = f.metadata["limits"]
     if type(f.default) is int:

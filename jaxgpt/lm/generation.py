@@ -149,8 +149,9 @@ def stream(
     """Continue each prompt and yield its text in pieces.
 
     The concatenated pieces of a row are the text that `generate` returns. If the mesh has the devices of several processes,
-    every process yields all pieces. The arguments are those of `generate`, except `progress` and the fields of `BeamParams`.
-    After the first token, `block` tokens are generated per call; None: all tokens in one call.
+    every process yields all pieces. After the first token, `block` tokens are generated per call; None: all tokens in one call.
+
+    This function takes the arguments of `generate`, except `progress` and the fields of `BeamParams`.
     """
     check_for_text(lm)
     text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)

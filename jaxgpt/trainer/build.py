@@ -220,7 +220,7 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
     share = f"{replicated_bytes / total:.0%} of the optimizer state is replicated on every device"
     if not can_be_sharded:
         return f"{share}: neither fsdp nor tensor divides a dimension of these arrays"
-    return f"{share}: init may return its arrays in nn.Partitioned, with logical axes"
+    return f"{share}: to shard it, return its arrays from init in nn.Partitioned, with logical axes"
 
 
 def with_arrays(program: Program, frozen: Any = None) -> Program:

@@ -73,7 +73,7 @@ class Checkpoints:
             self.save(state, ranking)
             return
         self.record.listener.note(
-            f"step {step}: the ranking of the evaluation is {ranking}: its checkpoint has no rank"
+            f"the ranking of the evaluation at step {step} is {ranking}, so its checkpoint has no rank"
         )
         self.save(state)
 
@@ -107,8 +107,8 @@ class Checkpoints:
         write_settings(run, self.record.config, self._tokenizer)
         self.record.file.reopen()
         self.record.listener.note(
-            f"{run.path} was renamed or deleted: its checkpoints and metrics from step {self.record.done} on are in a new "
-            f"{run.path}"
+            f"{run.path} was renamed or deleted: its checkpoints and metrics are in a new {run.path}, starting at step "
+            f"{self.record.done}"
         )
 
     def delete_replaced(self) -> None:

@@ -172,7 +172,7 @@ def test_export_writes_back_what_was_read(folders, tmp_path):
 
 
 def test_tokens_of_the_map_are_the_same_in_transformers_after_export(tmp_path):
-    """Names, tokens without names and named templates, from the files that transformers 4 wrote."""
+    """Test names, tokens without names and named templates, in files as transformers 4 wrote them."""
     transformers = pytest.importorskip("transformers")
     names = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>", "lstrip": False}, "sep_token": "</s>"}
     source = source_folder(

@@ -508,7 +508,7 @@ def test_the_end_of_a_think_block_that_the_prompt_begins_is_a_target() -> None:
 
 
 def test_a_prompt_without_its_answers_is_named() -> None:
-    """As in DeepSeek R1: the prompt begins a think block, and no answer has the block."""
+    """In DeepSeek R1, for example, the prompt begins a think block, and no answer has the block."""
     source = TURNS + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
     own = ChatFormat(ChatTemplate(source), tokenizer("bytes"))
     with pytest.raises(
@@ -518,7 +518,7 @@ def test_a_prompt_without_its_answers_is_named() -> None:
 
 
 def test_a_system_message_that_the_template_writes_only_before_the_last_request_is_trained_on() -> None:
-    """As in Mistral 7B v0.3: the system message is in the text that chat sends, but not in the complete conversation."""
+    """In Mistral 7B v0.3, the system message is in the text that chat sends, but not in the complete conversation."""
     source = (
         "{% set system = messages[0].content + '\n' if messages[0].role == 'system' else '' %}<s>{% for m in messages %}"
         "{% if m.role == 'user' %}{{ '[INST] ' + (system if loop.last else '') + m.content + '[/INST]' }}"
@@ -576,7 +576,7 @@ def test_unknown_characters_are_text(name: str, kind: str) -> None:
 
 
 def test_an_answer_has_no_added_space_if_line_breaks_become_spaces() -> None:
-    """As in tokenizers of SentencePiece with its usual normalizer. The line break is the space before the answer."""
+    """The usual normalizer of SentencePiece replaces line breaks. Here, the line break is the space before the answer."""
     words = ["[UNK]", "\u2581", "\u2581a", "\u2581b", *"abcdefghijklmnopqrstuvwxyz"]
     scores = [-1.0, -2.0, -2.5, -2.5, *[-3.0] * 26]
     library = HFTokenizer(models.Unigram(list(zip(words, scores, strict=True)), unk_id=0))

@@ -382,7 +382,7 @@ def test_rejected_answers_of_preference_data_are_not_trained_on(name: str, tmp_p
 
 
 def test_messages_that_the_template_omits_are_reported(tmp_path: Path) -> None:
-    """A template without a place for the system message or results of tools; answers are trained on without them."""
+    """The template has no place for the system message or results of tools; answers are trained on without them."""
     path = tmp_path / "a.jsonl"
     user, answer, *_ = TALK
     results = [user, answer, {"role": "tool", "content": "22 degrees"}, answer]

@@ -249,7 +249,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_records_that_cannot_be_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line with the place; with data.on_error skip, such records are counted."""
+    """The error is one line with the place; with data.on_error skip, such records are counted."""
     monkeypatch.chdir(tmp_path)
     record, said = BAD[name]
     write(GOOD, record, GOOD | {"prompt": "3 + 3?"})
@@ -356,7 +356,7 @@ def test_the_report_counts(folder: Path) -> None:
 
 
 def test_messages_that_the_template_omits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for conversations: otherwise, a model learns without the text of its system messages."""
+    """The warning is that of conversations: without it, a model may learn without the text of its system messages."""
     monkeypatch.chdir(tmp_path)
     own = talker(8, end=False).tokenizer
     begin = "{% for m in messages %}{% if m.role != 'system' %}"

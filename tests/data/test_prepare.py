@@ -517,7 +517,7 @@ def test_an_unfinished_directory_with_other_pieces_is_not_continued(
 
 @pytest.mark.parametrize("block", [3, 5, 8])
 def test_line_breaks_around_separators_belong_to_no_document(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the blocks end in which a file is read."""
+    """The blocks in which a file is read may end anywhere."""
     monkeypatch.setattr(module, "BLOCK", block)
     random.seed(block)
     for _ in range(100):

@@ -144,7 +144,7 @@ def special_folder(folder: Path, **files: Any) -> Path:
 def test_the_config_decides_whether_an_added_token_is_special(
     in_tokenizer: bool, in_config: bool, tmp_path: Path
 ) -> None:
-    """The names of special tokens in a text are text; the same before and after saving, here and in transformers."""
+    """The names of special tokens in a text are text, before and after saving, here and in transformers."""
     transformers = pytest.importorskip("transformers")
     source = tmp_path / "source"
     target = tmp_path / "target"

@@ -72,7 +72,7 @@ def test_a_package_is_imported_only_to_open_a_page(monkeypatch: pytest.MonkeyPat
     )
 
 
-# Each package is read back after a run that stops and a second follower after its resume.
+# What each package stores is read back after a run that stops, and a second follower after the run is resumed.
 LOSSES = [(step, 1 / (step + 1)) for step in range(20)]
 VALIDATION = [(10, 2.0), (20, 2.0)]
 

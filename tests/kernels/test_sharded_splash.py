@@ -100,7 +100,7 @@ def test_tiles_divide_the_chunks_of_the_order() -> None:
 
 @pytest.mark.ci
 def test_training_changes_the_order_of_the_tokens_for_the_kernel() -> None:
-    """The default objective; the model of a program receives tokens in their order."""
+    """The default objective changes the order. In other calls, the model of a program receives tokens in their order."""
     model = small("llama", block_size=T, n_layer=1)
     one = Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=1))
     expected = build(one)

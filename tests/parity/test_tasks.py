@@ -159,7 +159,7 @@ def test_log_probabilities_are_as_exact_as_those_of_hf(folder: Path, hf: Any, lm
 
 @pytest.mark.ci
 def test_complete_texts_have_the_same_log_probability(folder: Path, hf: Any, lm: LM) -> None:
-    """Sums over several windows of up to 64 tokens: 2e-4 nats per window."""
+    """The sums are over several windows of up to 64 tokens, each with an error of up to 2e-4 nats."""
     pairs = both(folder, hf, lm, "texts")
     np.testing.assert_allclose([a for a, _ in pairs], [b for _, b in pairs], atol=1e-3)
 

@@ -1,4 +1,4 @@
-"""Estimates trace the attention kernel of the chip, count all its products, and recomputation as time."""
+"""Estimates trace the attention kernel of the chip, count all its products, and add the time of recomputation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_recomputation_takes_time_but_is_no_model_flops() -> None:
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_traced_flops_are_those_of_the_lowered_program(remat: str) -> None:
-    """Compared with the count of an unoptimized program; norms and softmax add a few percent."""
+    """The count of an unoptimized program is a few percent higher, because of norms and softmax."""
     run = config(remat, n_embd=256)
     part = one_device(replace(run, train=replace(run.train, attention="xla")))
     program = abstract_program(part, TPU)

@@ -84,7 +84,7 @@ def test_a_data_parallel_step_sends_the_gradients() -> None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
-    """Compared with the count of an unrolled, unoptimized program; norms and softmax add a few percent."""
+    """The count of an unrolled, unoptimized program is a few percent higher, because of norms and softmax."""
     run = config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64)
     program = build(replace(run, lora=LoraConfig(rank=rank)))
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]

@@ -55,7 +55,7 @@ def test_recorded_outputs_of_the_notes(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_recorded_outputs_of_random_weights(tmp_path: Path, gpt2_tokenizer: Path) -> None:
-    """The same comparison, with outputs that transformers records from a small GPT-2 with GPT-2's vocabulary."""
+    """The outputs are recorded here, by transformers, from a small GPT-2 with GPT-2's vocabulary."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -140,7 +140,7 @@ def test_without_an_effect_of_the_seed_the_error_is_that_of_the_windows() -> Non
 def test_the_interval_contains_the_difference_in_95_of_100_experiments(
     of_seeds: float, of_windows: float, pairs: bool
 ) -> None:
-    """Other seeds and other windows in each experiment; the error over seeds alone covers far less."""
+    """Each experiment has other seeds and other windows; the error over seeds alone covers far less."""
     rng = np.random.default_rng(0)
     S, W, n = 4, 60, 800
     covered = []

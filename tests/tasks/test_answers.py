@@ -51,7 +51,7 @@ def test_answers_are_decoded_without_the_prompt_and_special_tokens(lm: LM, until
 
 
 def test_the_name_of_a_special_token_ends_an_answer(lm: LM) -> None:
-    """As in the harness' model for a batch of one request."""
+    """The harness' model does the same for a batch of one request."""
     for name in ("<|im_start|>", "<s>"):
         i = lm.tokenizer.encode_special(name).tolist()[-1]
         found = answers(lm, [name, "Q:"])

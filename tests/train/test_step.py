@@ -502,7 +502,7 @@ def test_embedding_lookup_gathers_no_whole_batch() -> None:
 
 
 def test_tensor_parallel_blocks_sum_twice() -> None:
-    """Forward: after attention, and after the MLP (Shoeybi et al. 2019, section 3)."""
+    """The forward pass sums after attention and after the MLP (Shoeybi et al. 2019, section 3)."""
 
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})

@@ -295,7 +295,7 @@ def test_an_evaluator_that_raises_loses_no_step() -> None:
 
 @pytest.mark.parametrize("worst", [math.inf, math.nan, np.float32(math.inf)])
 def test_a_ranking_that_is_no_number_loses_no_step(worst: Any) -> None:
-    """For example, the perplexity of a task without any right answer; scalars of NumPy are numbers, too."""
+    """An example is the perplexity of a task without any right answer. Scalars of NumPy are numbers, too."""
     rankings = iter([worst, np.float32(2.5)])
     notes = list[str]()
 
@@ -311,7 +311,7 @@ def test_a_ranking_that_is_no_number_loses_no_step(worst: Any) -> None:
     found = checkpoints(Path("out/checkpoints"))
     assert {step: info.val_loss for step, info in found.items()} == {4: None, 8: 2.5}
     assert [note for note in notes if "ranking" in note] == [
-        f"step 4: the ranking of the evaluation is {float(worst)}: its checkpoint has no rank"
+        f"the ranking of the evaluation at step 4 is {float(worst)}, so its checkpoint has no rank"
     ]
     assert [line["score"] for line in read_metrics(Path("out/metrics.jsonl")) if "score" in line] == [0.5, 0.5]
 
@@ -498,7 +498,7 @@ def test_a_run_that_is_renamed_while_it_trains_can_be_resumed_at_its_old_path() 
     stopped = run(config, "old", listener=first)
     done = stopped.step
     assert first.notes == [
-        f"old was renamed or deleted: its checkpoints and metrics from step {done} on are in a new old"
+        f"old was renamed or deleted: its checkpoints and metrics are in a new old, starting at step {done}"
     ]
 
     again = Silent()

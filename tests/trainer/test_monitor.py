@@ -178,7 +178,7 @@ def test_signals_are_counted_and_a_burst_is_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_data_that_hang_do_not_keep_a_signal_from_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that never returns, as on a mount that hangs: SIGTERM saves the last step, and the run can be resumed."""
+    """If a read never returns, as on a mount that hangs, SIGTERM saves the last step, and the run can be resumed."""
     at, hangs = Batches.at, threading.Event()
 
     def hang(self: Batches, step: int) -> Any:

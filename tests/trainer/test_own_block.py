@@ -249,7 +249,7 @@ def test_an_optimizer_state_that_could_be_sharded_is_noted_with_the_way() -> Non
 
     optimizer = optax.GradientTransformation(init, lambda grads, state, params=None: (grads, state))
     program = jaxgpt.build(wide(fsdp=4), optimizer=optimizer)
-    assert "100% of the optimizer state is replicated on every device: init may return its arrays in" in program.note
+    assert "100% of the optimizer state is replicated on every device: to shard it, return its arrays" in program.note
 
 
 def test_an_optimizer_state_that_the_mesh_does_not_divide_is_named() -> None:
