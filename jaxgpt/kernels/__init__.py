@@ -170,11 +170,11 @@ def has_halo(config: Config) -> bool:
 
 
 def halo_tokens(config: Config) -> int:
-    """Return the number of tokens before its own whose keys a device receives in a layer with a window; 0: all tokens."""
+    """Return the number of keys before its own tokens that a device receives in a layer with a window; 0: all keys."""
     tokens = config.window // config.mesh.context
     if has_halo(config):
         return halo_size(config.model.sliding_window, tokens)
-    # In balanced order, a halo for each of two chunks.
+    # In balanced order, each of the two chunks of a device has a halo.
     return 2 * halo_size(config.model.sliding_window, tokens // 2)
 
 

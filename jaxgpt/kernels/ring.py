@@ -137,7 +137,7 @@ class MixedAttention:
 
     Attributes:
         full: `gathered_attention` or `ring_attention`.
-        balanced: number of devices of the order of the tokens (`balanced_order`).
+        balanced: number of devices that the order of the tokens balances (`balanced_order`).
     """
 
     full: AttendFn
@@ -152,7 +152,7 @@ class MixedAttention:
         return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=2)
 
     def _has_halo(self, q_BTNH: Array, visible: Visible) -> bool:
-        # A chunk of the order is one chunk of a device if the order is for the same number of devices.
+        # A device has whole chunks of the order if the order is for the number of devices that divide a row.
         is_ordered = division_of(q_BTNH, visible.query).devices == self.balanced
         return is_ordered and halo_size(visible.window, q_BTNH.shape[1] // (2 * self.balanced)) > 0
 
@@ -164,7 +164,7 @@ def halo_size(window: int, tokens: int) -> int:
 
     Args:
         window: sliding window in tokens; 0: no limit.
-        tokens: number of tokens of a chunk: the consecutive tokens of a device.
+        tokens: number of tokens of a chunk, which are consecutive and on one device.
 
     Returns:
         The number of tokens; 0: the window is 0 or 1, or also reaches tokens before the previous chunk.

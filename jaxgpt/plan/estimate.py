@@ -100,11 +100,11 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     trained = memory["gradients"] + memory["optimizer"] + memory.get("average", 0.0)
     frozen = memory["parameters"] - memory["gradients"]
 
-    # Per microbatch, gradients and activations are written and read; weights are read forward and backward, frozen weights
-    # forward.
+    # Per microbatch, gradients and activations are written and read. Weights are read in both passes, and frozen weights of the
+    # objective in the forward pass.
     count = microbatches_of(config).accumulation
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    weights = 2 * counts.gathered + counts.reference  # elements read, forward and backward
+    weights = 2 * counts.gathered + counts.reference  # elements read in both passes
     per_microbatch = 2 * memory["gradients"] + 2 * counts.saved + width * weights
     moved = 2 * trained + frozen + count * per_microbatch
 

@@ -53,8 +53,8 @@ class Work(NamedTuple):
         rows: function that returns a batch without rows, like `parallel.rows.row_spec`; None: windows.
         windows: number of windows in a row.
         frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
-        frozen_model: architecture of the frozen weights, such as a teacher; None: as the model. `objective_of` is then a
-            dataclass with this architecture as its field `teacher`.
+        frozen_model: architecture of the frozen weights, such as that of a teacher, which is also the field `teacher` of the
+            dataclass `objective_of`; None: the architecture of the model.
         answers: the answers that the model generates for a batch; None: none.
     """
 

@@ -93,7 +93,7 @@ def distillation_objective(
         def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> dict[str, jax.Array]:
             logits_BTV = student(x_BTD[..., :D], method="head")
             log_p_BTV = jax.nn.log_softmax(logits_BTV)
-            # The states of both models are one array: without this, the backward pass would include the teacher's head.
+            # The states of both models are one array. Without `stop_gradient`, gradients would flow through the teacher's head.
             of_teacher_BTD = jax.lax.stop_gradient(x_BTD[..., D:])
             log_q_BTV = jax.nn.log_softmax(teacher(of_teacher_BTD, method="head"))
             kl_BT = kl_divergence(jax.lax.stop_gradient(log_p_BTV), log_q_BTV)

@@ -333,7 +333,7 @@ def test_the_traffic_of_keys_along_context(attention: str, window: int, pattern:
 
 @pytest.mark.ci
 def test_the_head_is_gathered_for_each_chunk_of_logits() -> None:
-    """And its gradient is summed for each; on a CPU, XLA gathers it once in the forward pass."""
+    """Its gradient is summed for each chunk, too. On a CPU, XLA gathers the head once in the forward pass."""
     run = config(MeshConfig(data=1, fsdp=4), n_layer=1, vocab_size=512, tie_embeddings=False, positions="none")
     run = replace(run, train=replace(run.train, loss_chunk=4, compute_dtype="float32"))
     program = read_program(lowered(build(run)).compile().as_text())[0]
