@@ -1,1 +1,1 @@
-"""Import transformers, nanoGPT and GGUF models and PEFT adapters; export to transformers and PEFT."""
+"""Import transformers, nanoGPT and GGUF models and PEFT adapters; export to transformers, GGUF and PEFT."""

@@ -80,11 +80,11 @@ def model_card(
         command: command that exported it.
         base: name of the base model on the hub, if known.
         adapter: whether the directory has only the adapters.
-        license: license of the model; empty: of the original model, if its card names one.
-        served: programs that support the directory, as from `engines`.
+        license: license of the model; empty: the license in the card of the original model, if any.
+        served: programs that support the directory (`engines`).
 
     Raises:
-        UserError: if the license is not the name of a license.
+        UserError: if `license` is not an identifier of the hub.
     """
     check_license(license)
     original = split_card(original_card(run, config))
@@ -118,7 +118,7 @@ def check_license(name: str) -> None:
 
 
 def _front_matter(original: Card, base: str, adapter: bool, license: str) -> str:
-    """Return the metadata that the hub reads; without a license, it is the original model's, if its card names one."""
+    """Return the metadata that the hub reads, with `license` or, if it is empty, the license in the original card."""
     lines = [
         "---",
         f"library_name: {'peft' if adapter else 'transformers'}",

@@ -43,7 +43,7 @@ def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> 
 
 
 def _baselines(run: Path, data: Any) -> dict[str, float]:
-    """Return the losses of the baselines of a run, keyed by name; {}: the run has none of the same data."""
+    """Return the losses of the baselines of a run, keyed by name; {}: the run has no baselines of the same data."""
     try:
         known = read_baselines(run)
     except UserError:
@@ -53,7 +53,7 @@ def _baselines(run: Path, data: Any) -> dict[str, float]:
 
 
 def tasks_section(run: Path, info: Info) -> str:
-    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" without any."""
+    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" if there are no results."""
     results = read_results(run, info.step)
     if not results:
         return ""

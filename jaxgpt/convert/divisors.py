@@ -1,6 +1,6 @@
 """RoPE divisors in GGUF files, and the Llama 3 scaling that they represent.
 
-The original context is not in all files, and the lower and upper factors are in none: they must have their defaults.
+Some files lack the original context. All files lack the lower and upper factors, which must have their defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 
 
 def read_divisors(values: Mapping[str, Any], divisors: np.ndarray, where: str) -> dict[str, Any]:
-    """Return the settings of the Llama 3 scaling that has the divisors of a file."""
+    """Return the settings of the Llama 3 scaling that produces the divisors of a file; raise `UserError` if none does."""
     theta = values.get("rope.freq_base", 10_000.0)
     if type(theta) is float and theta > 0 and divisors.size and divisors.min() > 0:
         for context in _contexts(values, divisors, theta):

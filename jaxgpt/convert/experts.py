@@ -1,7 +1,7 @@
 """Mixtral, Qwen3-MoE and OLMoE: families with experts, as differences from Mistral, Qwen 3 and Llama.
 
-Every layer must have experts. The load-balancing loss is a setting of training, so `router_aux_loss_coef`, its factor, and
-`output_router_logits`, which turns it on, are not read.
+Every layer must have experts. The load-balancing loss affects only training, so its factor (`router_aux_loss_coef`) and its
+switch (`output_router_logits`) are not read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    # The width of layers without experts, and windows: `only` excludes both.
+    # Skip the width of layers without experts and the options of windows: `only` excludes such layers and windows.
     options.skip("intermediate_size", "sliding_window", "max_window_layers")
     return _read(options, config)
 

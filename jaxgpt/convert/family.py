@@ -32,7 +32,7 @@ class Family(NamedTuple):
         form: names and layout of the tensors.
         options: map from an option of config.json to its setting and the default in transformers' config class.
         settings: settings common to all models of the family.
-        only: options with a single supported value, and this value.
+        only: map from options with a single supported value to this value.
         fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect on logits.
         read: function that converts the other options to settings, given the config from `options` and `settings`.
         write: the inverse of `read`.
@@ -123,7 +123,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
 
 
 def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of RoPE that have no effect, and of linear scaling, which Llama 3 scaling can express."""
+    """Return defaults for the RoPE settings that have no effect, and express linear scaling as Llama 3 scaling."""
     if config.positions != "rope":
         return defaults("rope_theta", "rope_fraction", "rope_factor", *SCALING)
     if config.rope_factor == 1.0:

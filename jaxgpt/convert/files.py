@@ -18,7 +18,8 @@ SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, dup
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 INDEX = f"{SINGLE}.index.json"
-# Glob patterns of files that transformers reads with an export, or instead of it: an earlier model's files would change it.
+# Glob patterns of files that transformers reads with an export, or instead of it: files of an earlier model would change the
+# loaded model.
 OF_TOKENIZERS = (GENERATION, TOKENIZER, TEMPLATE, f"{TEMPLATES}/*.jinja", MAP, ADDED)
 OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "pytorch_model-*-of-*.bin")

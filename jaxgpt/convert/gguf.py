@@ -85,7 +85,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfi
     divisors = None
     if ROPE_DIVISORS in weights.tensors:
         divisors = weights.read(ROPE_DIVISORS).reshape(-1)
-        del weights.tensors[ROPE_DIVISORS]  # no weight of the model
+        del weights.tensors[ROPE_DIVISORS]  # not a weight of the model
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     architecture, model = llamacpp.open_model(weights.metadata, shapes, divisors, str(path), accept)
     return architecture.name, model, llamacpp.form(architecture, model), weights
@@ -167,8 +167,8 @@ def _read_header(path: Path) -> Header:
 
 
 def _check_offsets(path: Path, reader: Any) -> None:
-    """Raise `UserError` if the tensors do not follow each other, as llama.cpp requires: some would have others' values."""
-    alignment = int(reader.alignment)  # a NumPy integer if the file sets it, which is unsigned
+    """Raise `UserError` if the tensors are not contiguous, as llama.cpp requires: a tensor would get the wrong values."""
+    alignment = int(reader.alignment)  # an unsigned NumPy integer if the file sets it
     expected = 0
     for tensor in reader.tensors:
         offset = tensor.data_offset - reader.data_offset

@@ -36,7 +36,7 @@ from jaxgpt.errors import UserError
 UNSCORED = -1e6  # score of a token that no merge forms
 NAMES = {GPT2: "gpt-2", LLAMA3[1]: "qwen2"}
 LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in llama.cpp
-# Variables of templates that llama.cpp sets even if its caller does not: to true, if the template reads them.
+# Variables that llama.cpp sets to true if a template reads them, even if its caller passes no value.
 ALWAYS = ("enable_thinking",)
 DIGITS = {"type": "Digits", "individual_digits": True}
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
@@ -88,7 +88,7 @@ def _compare(read: Tokenizer, tokenizer: Tokenizer) -> str:
     """Compare the tokenizer that is read from a file with the original, and return the note of `Description`.
 
     Raises:
-        UserError: if ids differ that the note does not describe.
+        UserError: if ids differ in a way that the note does not describe.
     """
     spaces = spaces_note(tokenizer)
     different = [token for token in _added_tokens(tokenizer) if _differs(token, read, tokenizer, bool(spaces))]
@@ -136,7 +136,7 @@ def _check_bos(read: Tokenizer, tokenizer: Tokenizer) -> None:
 
 
 def _check_added(different: Sequence[AddedToken]) -> None:
-    """Raise `UserError` if llama.cpp matches an added token differently that is not special: it may be in any text."""
+    """Raise `UserError` if any differently matched token is not special, because any text may contain it."""
     for token in different:
         if not token.special:
             raise UserError(
@@ -162,7 +162,7 @@ def _tokens_note(different: Sequence[AddedToken]) -> str:
 
 
 def _differs(token: AddedToken, read: Tokenizer, tokenizer: Tokenizer, has_other_spaces: bool) -> bool:
-    """Return whether llama.cpp matches an added token differently; `read` is its tokenizer.
+    """Return whether llama.cpp matches an added token differently; `read` is the tokenizer of llama.cpp.
 
     If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """
@@ -185,13 +185,13 @@ def _shown(token: AddedToken) -> str:
 
 
 def _same_ids(one: Tokenizer, other: Tokenizer, text: str, special: bool = True) -> bool:
-    """Return whether two tokenizers encode a text equally, without its special tokens and, if `special`, with them."""
+    """Return whether two tokenizers encode a text equally, as plain text and, if `special`, with its special tokens."""
     as_text = np.array_equal(one.encode(text), other.encode(text))
     return as_text and (not special or np.array_equal(one.encode_special(text), other.encode_special(text)))
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the ids of special tokens, and whether a text begins with one."""
+    """Return the ids of special tokens, and whether a text begins with the beginning-of-text token."""
     generation = tokenizer.special.generation
     bos = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
     ids: dict[str, Any] = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.end_ids, strict=False))
@@ -203,7 +203,7 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
 def _template(tokenizer: Tokenizer, source: str, values: Mapping[str, Any]) -> str:
     """Return a chat template that begins with definitions of the variables that it would lack in llama.cpp.
 
-    llama.cpp defines `bos_token` and `eos_token`, as the tokens with these ids, and no other token.
+    llama.cpp defines only `bos_token` and `eos_token`, as the tokens with the ids in the metadata.
     """
     wanted = dict.fromkeys(LLAMACPP_NAMES, "") | tokenizer.special.variables
     given = {name: values["tokens"][values[f"{name}_id"]] for name in LLAMACPP_NAMES if f"{name}_id" in values}
@@ -255,7 +255,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 
 
 def _pre_tokenizer(value: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "". llama.cpp does not normalize to NFC."""
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or ""; NFC is ignored, as llama.cpp does."""
     if (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return ""
     pre = value["pre_tokenizer"] or {}
@@ -271,14 +271,14 @@ def _pre_tokenizer(value: Mapping[str, Any]) -> str:
 def _sentencepiece(value: Mapping[str, Any], vocabulary: Mapping[str, Any], merges: list[list[str]]) -> dict[str, Any]:
     """Describe a BPE with byte tokens: scores, the types of all tokens, and the space before a text.
 
-    A token has minus the rank of its first merge as its score.
+    The score of a token is minus the rank of its first merge.
     """
     tokens: list[str] = vocabulary["tokens"]
     unknown = value["model"]["unk_token"]
     types = []
     for token, kind in zip(tokens, vocabulary["token_type"], strict=True):
         if token == unknown and kind == CONTROL:
-            types.append(UNKNOWN)  # as a control token, found in a text; otherwise, text as in tokenizer.json
+            types.append(UNKNOWN)  # found in a text, like a control token
         elif token in BYTE_NAMES and kind == NORMAL:
             types.append(BYTE)
         else:
@@ -301,7 +301,7 @@ def _sentencepiece(value: Mapping[str, Any], vocabulary: Mapping[str, Any], merg
 
 
 def _begins_with_space(value: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json adds a space to the beginning of a text, and to a text after a special token."""
+    """Return whether a tokenizer.json adds a space to the beginning of a text."""
     if _scheme(value) != "never":
         return True
     normalizer = value["normalizer"] or {}

@@ -43,7 +43,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
             the tokenizer.
         RuntimeError: if the exported model computes different logits.
     """
-    kind = kind.lower()  # llama.cpp writes Q8_0
+    kind = kind.lower()  # llama.cpp's spelling is Q8_0
     _check_type(kind)
     with new_file(target) as draft:
         lm = load(run, checkpoint)
@@ -173,7 +173,7 @@ def _stored_type(tensor: Tensor, kind: str) -> Any:
 
 
 def _name(run: str | Path) -> str:
-    """Return the name of a model: llama.cpp removes spaces after the special tokens of models named phi-3 or phi3."""
+    """Return the name of a model, with "phi 3" for phi-3 and phi3: for them, llama.cpp removes spaces after special tokens."""
     return re.sub("(phi)-?3", r"\1 3", Path(run).name, flags=re.IGNORECASE)
 
 

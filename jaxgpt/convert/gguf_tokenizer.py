@@ -258,14 +258,14 @@ def _byte_level(vocabulary: Vocabulary, words: Words) -> Any:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
         elif pattern != GPT2:
             steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    # The library has the pattern of GPT-2 itself.
+    # ByteLevel contains the pattern of GPT-2.
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.patterns[-1] == GPT2))
     library.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     return library
 
 
 def _sentencepiece(vocabulary: Vocabulary, unknown: str | None, prefix: bool) -> Any:
-    """Build a BPE whose merges are in the order of scores, with tokens for the bytes of other characters.
+    """Build a BPE with merges in the order of scores, and with byte tokens for other characters.
 
     Args:
         vocabulary: tokens, types and scores.

@@ -117,8 +117,8 @@ def divisors(architecture: Architecture, model: ModelConfig) -> np.ndarray | Non
 def form(architecture: Architecture, config: ModelConfig) -> Format:
     """Return the names and layout of the tensors, from the table of the transformers family.
 
-    Matrices are stored as `[out, in]` with queries, keys and values concatenated, and gains as they are multiplied. The
-    matrices of all experts are one tensor, `[E, out, in]`.
+    Matrices are stored as `[out, in]`; a fused matrix is the concatenation of queries, keys and values. Gains are stored
+    without an offset. The matrices of all experts are one tensor, `[E, out, in]`.
     """
     import gguf
 
@@ -128,7 +128,7 @@ def form(architecture: Architecture, config: ModelConfig) -> Format:
     for row in architecture.family.form.table:
         in_first_layer = row.name.replace(".{expert}", "").format(0)
         name = names.get_name(in_first_layer, try_suffixes=(".weight", ".bias"))
-        # No architecture here has biases of norms and matrices that the map lacks.
+        # The map lacks only biases that the architecture does not have.
         if name is None:
             continue
         if "{}" in row.name:
@@ -138,7 +138,7 @@ def form(architecture: Architecture, config: ModelConfig) -> Format:
 
 
 def _facts(shapes: Shapes) -> dict[str, Any]:
-    """Return settings that the tensors show: the vocabulary, a separate head, and biases."""
+    """Return settings that the tensors show: the vocabulary size, a separate head, and biases."""
     facts: dict[str, Any] = {name: name in shapes for name in (HEAD, OUTPUT_BIAS, QUERY_BIAS)}
     embedding = shapes.get(EMBEDDING, ())
     if embedding:

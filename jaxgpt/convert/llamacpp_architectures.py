@@ -40,7 +40,7 @@ class Architecture(NamedTuple):
         windows: default sliding windows; None: its graph has no windows.
         tied: whether a file may lack the head, which then equals the embedding.
         head_dim: whether the head width may differ from the model width per head.
-        grouped: whether query heads may share a key head.
+        grouped: whether query heads may share a key/value head.
         width: metadata key of the width of the MLP, or of each expert.
         normalized: whether its graph divides the scores of a token's experts by their sum; None: it has no experts.
         reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.

@@ -1,7 +1,6 @@
 """llama.cpp metadata: the family of an architecture whose options are metadata keys, in both directions.
 
-Some settings have no key: names of tensors (`HEAD`, `OUTPUT_BIAS`, `QUERY_BIAS`, `ROPE_DIVISORS`) are options, too, and show
-them.
+Some settings have no key. For them, names of tensors (`HEAD`, `OUTPUT_BIAS`, `QUERY_BIAS`, `ROPE_DIVISORS`) are options, too.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_biases(options: Options) -> dict[str, Any]:
-    """Read whether the file has a separate head, and which biases."""
+    """Read whether the file has a separate head, all biases, or only the biases of queries, keys and values."""
     all_biases = options.read(OUTPUT_BIAS, False)
     query_bias = options.read(QUERY_BIAS, False)
     return {

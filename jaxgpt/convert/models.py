@@ -53,7 +53,7 @@ ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", 
 class Converted(NamedTuple):
     """The result of an import or export."""
 
-    family: str  # a name in `FAMILIES`, nanogpt or lora
+    family: str  # a name in `FAMILIES`, nanogpt, lora, or a llama.cpp architecture
     parameters: int  # number of parameters; lora: number of parameters of the adapters
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
@@ -81,7 +81,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         source: a GGUF file, or a directory with config.json, safetensors files and, if `tokenizer` is empty, tokenizer.json.
         target: a new path; the run is created atomically.
         tokenizer: byte, gpt2, ids or a path; empty: the tokenizer in `source`.
-        accept: unsupported options of config.json to ignore.
+        accept: unsupported options of config.json, or metadata keys of a GGUF file, to ignore.
 
     Raises:
         UserError: if `target` exists, `source` is incomplete, damaged or unsupported, or the tokenizer does not fit the model.

@@ -62,7 +62,7 @@ def _open_nanogpt(
 def _open_transformers(
     source: Path, values: Mapping[str, Any], accept: Collection[str]
 ) -> tuple[str, ModelConfig, Format, Weights]:
-    """Open a directory of transformers, of a multimodal model only its text model; `values` is its config.json."""
+    """Open a transformers directory, or the text model of a multimodal directory; `values`: content of config.json."""
     where = str(source / "config.json")
     options = Options(values, where, accept)
     kind = values["model_type"]
@@ -108,7 +108,7 @@ def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
 def _check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
     """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
 
-    Options of the other models have no effect here, nor have copies of the options `text` of the text model.
+    Options of the other models have no effect here. Copies of the text model's options, `text`, have no effect either.
     """
     left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
     del left["text_config"]

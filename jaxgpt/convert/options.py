@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-# Options that do not change the logits of a trained model. Those that begin with an underscore do not change them either.
+# Options that do not change the logits of a trained model. Options that begin with an underscore do not change them either.
 # Names, library versions, outputs, and settings of training:
 OF_LIBRARIES = """
     architectures attn_implementation auto_map custom_pipelines dtype finetuning_task gradient_checkpointing id2label

@@ -56,7 +56,7 @@ def original_card(run: Path, config: Config) -> str:
 
 
 def read_card(directory: Path) -> str:
-    """Return the text of a directory's README.md, or "" without a readable one."""
+    """Return the text of a directory's README.md, or "" if the file is missing or unreadable."""
     with suppress(UserError):
         text = read_bytes(directory / CARD, CARD_BYTES).decode("utf-8-sig", errors="replace")
         return text.replace("\r\n", "\n")

@@ -61,8 +61,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
     The base is a run or RUN/checkpoints/STEP. The tokenizer and chat template of the adapter are used if they fit the base;
-    otherwise, the result has a note. The new run is created atomically. Raises the errors of
-    `read_adapter`, and `UserError` if `target` exists or the base does not exist.
+    otherwise, the result has a note. The new run is created atomically. Raises the errors of `read_adapter`, and `UserError`
+    if `target` exists or the base does not exist.
     """
     check_new_run(target)
     where = str(weights_at(init_from).absolute())
@@ -177,7 +177,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
 
 
 def _find_adapted(weights: Weights, model: ModelConfig) -> list[tuple[TargetModule, TensorNames]]:
-    """Return the modules that files adapt, with the names of their tensors.
+    """Return the modules that have adapters in the files, with the names of their tensors.
 
     Raises:
         UserError: if there is no such module, or a matrix has adapters only in some layers.
@@ -209,8 +209,9 @@ def _find_adapted(weights: Weights, model: ModelConfig) -> list[tuple[TargetModu
 def _names_in(weights: Weights, module: TargetModule) -> TensorNames | None:
     """Return the names of a module's A and B in the files; None if the files have neither.
 
-    If one of them is missing, it has its usual name. The names of an adapter of a bare model, or of a text model in a
-    multimodal one, have a different prefix. A state dict of a model with several adapters names them: `lora_A.default.weight`.
+    If only one of the two is missing, its usual name is returned. The names have a different prefix in an adapter of a bare
+    model, or of the text model in a multimodal model. The state dict of a PEFT model contains the names of its adapters:
+    `lora_A.default.weight`.
     """
     name_a = _name_in(weights, module.bare, "A")
     name_b = _name_in(weights, module.bare, "B")

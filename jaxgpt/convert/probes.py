@@ -1,4 +1,4 @@
-"""Compare the logits of a model with those of its exported files."""
+"""Compare the logits of a model with the logits of its exported files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest change of a logit by an export; raise an error above `TOLERANCE`."""
+    """Return the largest change of a logit by an export; raise `TrainingFailed` if it exceeds `TOLERANCE`."""
     change = largest_change(before, after)
     largest_logit = float(np.abs(before).max())
     if not change <= TOLERANCE * max(1.0, largest_logit):

@@ -19,7 +19,7 @@ def with_defaults(special: SpecialTokens, variables: Mapping[str, Any], always: 
         special: special tokens of a model, with its chat templates.
         variables: variables of the run.
         always: names of variables that the program of the exported model sets itself, even if its caller passes no value. As
-            with the names of tokens, the template then always has the value of the run.
+            with the names of tokens, the template then always uses the value of the run.
     """
     templates = special.tokenizer.get("chat_template")
     fixed = {*always, *special.variables}
@@ -40,7 +40,7 @@ def definition(name: str, value: Any) -> str:
 
 
 def _prefixed(source: str, variables: Mapping[str, Any], fixed: Collection[str]) -> str:
-    """Return a template that begins with a line for each of the variables that it reads."""
+    """Return a template that begins with a definition of each of the variables that it reads."""
     read = ChatTemplate(source).names
     lines = []
     for name, value in variables.items():

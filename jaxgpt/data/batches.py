@@ -19,7 +19,7 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows of a split (`Split.windows`), a lazy batch: slicing reads only the selected rows."""
+    """A batch of rows of a split, read lazily: slicing reads only the selected rows (`Split.windows`)."""
 
     split: Split
     starts_B: np.ndarray  # start of each window in the split, int64 [B]
@@ -30,7 +30,7 @@ class Windows:
         return len(self.starts_B)
 
     def __getitem__(self, rows: slice) -> Any:
-        """Read rows, int32 `[B, T + 1]`, `[B, T, 3]` with document ids, or any tree of arrays `[B, ...]` that the split has."""
+        """Read rows: int32 `[B, T + 1]`; `[B, T, 3]` with document ids; or the tree of arrays `[B, ...]` of the split."""
         return self.split.windows(self.starts_B[rows], self.block_size)
 
 
@@ -83,7 +83,7 @@ class Batches:
         block_size: T, tokens per window.
         batch_size: B, windows per batch.
         seed: seed of the order.
-        sampling: as above.
+        sampling: `epoch` or `random`, as above.
         stride: ids between the starts of windows of an epoch; 0: T.
         first: index of the first row of step 0.
         row_tokens: tokens per row, for the schedule of a mixture; 0: T.

@@ -7,7 +7,8 @@ auto  the tokenizer decides
 yes   texts begin with the token, even if the tokenizer did not prepend it
 no    no text begins with the token
 
-A text without documents is trained on and evaluated in windows: each window begins with the token, as every prompt does.
+A text without documents is divided into windows for training and evaluation. Each window begins with the token, as every
+prompt does.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int] = ()) -> str:
-    """Decode ids `[n]` to the texts that were encoded: the ids that encoders add before and after a text have no text.
+    """Decode ids `[n]` to the original texts, without the ids that encoders add before and after each text.
 
     Each text is decoded separately, because tokenizers such as Llama 2's also prepend a space to each text.
 
@@ -82,7 +83,7 @@ def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int]
     if tokenizer.eos_id is not None:
         added.add(tokenizer.eos_id)
     if isinstance(tokenizer, SubwordTokenizer):
-        # The files of a model may also name ordinary tokens, such as a line break that ends a text.
+        # The files of a model may also declare ordinary tokens, such as a line break, as ends of texts.
         named = {tokenizer.special.bos_id, *tokenizer.end_ids}
         named.add(tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", "")))
         tokens = tokenizer.library.get_added_tokens_decoder()
@@ -101,7 +102,7 @@ def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
 
     Args:
         tokenizer: the tokenizer of the model.
-        used: ids in the data.
+        used: beginning-of-text ids in the data.
         where: the place, such as "before each document".
     """
     if used:
@@ -112,7 +113,7 @@ def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
 
 
 def _prepending(before: Any, i: int, token: str) -> Any:
-    """Return the post-processor that first does what `before` does, then prepends a token."""
+    """Return a post-processor that applies `before`, then prepends a token."""
     start = {"SpecialToken": {"id": token, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 0}}
@@ -128,7 +129,7 @@ def _prepending(before: Any, i: int, token: str) -> Any:
 
 
 def _not_prepending(value: Any) -> Any:
-    """Return a post-processor without the tokens that it prepends; other tokens, such as an end, are kept."""
+    """Return a post-processor that prepends no token; templates keep other tokens, such as an end."""
     kind = value and value["type"]
     if kind == "Sequence":
         parts = [_not_prepending(each) for each in value["processors"]]

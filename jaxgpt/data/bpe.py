@@ -17,10 +17,12 @@ from jaxgpt.errors import UserError
 
 WORD = 1000  # bytes after which a word is cut for training
 DISTINCT = 8_000_000  # bytes of distinct words to train on; training takes about 0.1 GB of memory per 1 MB of them
-# Approximate words of GPT-2's pattern: letters, digits, or other characters.
+# Approximation of the words of GPT-2's pattern: runs of letters, of digits, or of other characters.
 WORDS = re.compile(rf"[^\W\d_]{{1,{WORD}}}|\d{{1,{WORD}}}|(?:[^\w\s]|_){{1,{WORD}}}")
 
-Sample = Callable[[int], Iterable[Sequence[str]]]  # function that returns about `size` bytes of text, in pieces
+Sample = Callable[
+    [int], Iterable[Sequence[str]]
+]  # function of a number of bytes: returns about as much text, in pieces
 
 
 def train_bpe(texts: Iterable[Sequence[str]] | Sample, vocab_size: int, size: int = 0) -> SubwordTokenizer:
@@ -30,7 +32,10 @@ def train_bpe(texts: Iterable[Sequence[str]] | Sample, vocab_size: int, size: in
         texts: texts in pieces, or a function that returns about `size` bytes of text. The function is called with a smaller
             size if the text has too many distinct words.
         vocab_size: maximum number of tokens.
-        size: bytes of text to train on, for a function.
+        size: bytes of text to request if `texts` is a function.
+
+    Raises:
+        UserError: if `vocab_size` is below 257.
     """
     if vocab_size < 257:
         raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")

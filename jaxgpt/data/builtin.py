@@ -33,7 +33,7 @@ REPEATS_LENGTHS = range(5, 26)
 
 
 def fetch_shakespeare() -> Path:
-    """Return the file of Tiny Shakespeare, downloaded to the cache if it is not there."""
+    """Return the path of Tiny Shakespeare in the cache; download the file if it is missing."""
     path = cache_dir() / "tinyshakespeare.txt"
     fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, path, flag="--data.path FILE")
     return path

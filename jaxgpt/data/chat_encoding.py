@@ -26,7 +26,7 @@ from jaxgpt.template_variables import check_variables
 
 
 class Conversation(NamedTuple):
-    """An encoded conversation."""
+    """An encoded conversation, or one of its sequences (`ChatFormat.encode`)."""
 
     ids: np.ndarray  # int32
     is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion, and for the end of the turn
@@ -62,8 +62,8 @@ class ChatFormat:
         after a change begins a new sequence.
 
         Raises:
-            UserError: as in `prompt_ids`; if no message has the role assistant; without `{% generation %}`: if the first
-                message has this role, or the text of an answer cannot be located.
+            UserError: as in `prompt_ids`; if no message has the role assistant, or the text of an answer cannot be located;
+                if the first message has the role assistant and the template has no `{% generation %}`.
         """
         messages = self.template.readable(messages)
         roles = [message["role"] for message in messages]
@@ -91,7 +91,7 @@ class ChatFormat:
 
     @property
     def added_target(self) -> str:
-        """The text that the template adds to answers and that is a target; "": none, or the template marks the targets."""
+        """The text that the template adds to answers as a target; "": there is none, or the template marks the targets."""
         return "" if "endgeneration" in self.template.source else self.frame.kept_opening
 
     @cached_property
@@ -219,7 +219,7 @@ def chat_format(
         data: `data` settings of the run.
         variables: variables of the template, in addition to `data.chat_template_kwargs`.
         date: date for templates that include it; empty: today.
-        with_tools: conversations with tools; some models have a template for them, named tool_use.
+        with_tools: whether the conversations have tools; some models have a separate template for them, named tool_use.
 
     Raises:
         UserError: if a variable is not a JSON value.

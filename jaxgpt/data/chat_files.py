@@ -40,7 +40,8 @@ def find_files(path: Path) -> Files:
     """List the files of conversations at a path.
 
     In a directory, the words train and val (or validation) in the path of a file determine its split, as for token files.
-    Files without these words are for training if no file has the word train.
+    Files without these words are for training if no file has the word train. If all files have the word val, all are for
+    training.
     """
     if not path.is_dir():
         return Files([path], [], [])
@@ -60,7 +61,7 @@ def check_conversations(path: Path, on_error: str = "fail") -> None:
     """Check that the records of a path are conversations, without a tokenizer and a chat template.
 
     Raises:
-        UserError: if a record is not a conversation; with `on_error` skip: if all records are not.
+        UserError: if a record is not a conversation; with `on_error` skip: if no record is a conversation.
     """
     skipped = Skipped(on_error)
     if not has_usable(path, skipped, read_record, FIELDS, all_records=on_error != "skip"):
@@ -70,7 +71,7 @@ def check_conversations(path: Path, on_error: str = "fail") -> None:
 def has_usable(
     path: Path, skipped: Skipped, read: Callable[[Any], Any], fields: Collection[str], all_records: bool
 ) -> bool:
-    """Return whether `read` accepts a record of a path; `all_records`: read the remaining records too."""
+    """Return whether `read` accepts any record of a path; `all_records`: also read the records after it."""
     files = find_files(path)
     found = False
     for _ in read_files([*files.train, *files.val], skipped, read, fields):
@@ -98,9 +99,9 @@ def read_files(
 
     Args:
         files: files of records.
-        skipped: receives the records that `read` rejects.
+        skipped: receives the records that are unreadable, or rejected by `read`.
         read: function of a record (usually a dict), which raises `UserError` for an invalid record.
-        fields: the fields that `read` needs.
+        fields: names of the fields that `read` uses.
         progress: called with the number of bytes read so far and the total.
     """
     total = sum(path.stat().st_size for path in files)

@@ -58,7 +58,7 @@ def read_frame(template: ChatTemplate) -> Frame:
     """Read the frame of messages from renderings of a question and an answer.
 
     A template may need a system message or tools, and may read only answers with a think block. Such an answer shows only the
-    tail.
+    tail and the text around a user's message.
     """
     for before, tools in CONTEXTS:
         frame = _Probe(template, [*before, QUESTION], tools).frame()
@@ -109,7 +109,7 @@ class _Probe(NamedTuple):
         """Return the fields of the frame for the text between a prompt and the last answer.
 
         Args:
-            added: the text, which the template adds.
+            added: text that the template adds between the prompt and the answer.
             prompt: rendering of the question that ends with the beginning of an answer.
             question: rendering of the question alone.
         """
@@ -138,8 +138,8 @@ class _Probe(NamedTuple):
     def is_generated(self, added: str, prompt: str) -> bool:
         """Return whether the model must generate a text that the template adds to the last answer.
 
-        It must if earlier answers have the text, too, or if they do not follow the prompt: then the text may continue the
-        prompt, for example end a think block.
+        It must if earlier answers also have the text, or do not follow the prompt. In the second case, the text may continue
+        the prompt, for example end a think block.
         """
         try:
             one = self.rendered(self.with_thought(ANSWER), QUESTION)
@@ -170,12 +170,12 @@ def _common_prefix(one: str, two: str) -> str:
 
 
 def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:
-    """Find the end of a turn in the text after an answer: a control token, otherwise all text, otherwise the end of text.
+    """Find the end of a turn in the text after an answer: a control token, otherwise all text; without text, end-of-text.
 
     Args:
         tail: text that the template renders after an answer; None: unknown.
         tokenizer: tokenizer of the model.
-        control: its control tokens.
+        control: control tokens of the tokenizer.
     """
     if tail is None:
         return TurnEnd()

@@ -1,4 +1,4 @@
-"""Messages of conversations: turn the forms that data sets use into one, with a role, a content and calls.
+"""Messages of conversations: convert the forms in data sets to a single form with a role, a content and calls.
 
 The form matches OpenAI's chat API and transformers' `apply_chat_template`.
 """
@@ -35,7 +35,7 @@ ROLES = {
 }
 # Other names of the arguments of a call, which templates do not read.
 ARGUMENTS = ("parameters", "args", "input", "kwargs")
-CALLS = ("function_call", "tool_call")  # roles of a message whose text is the JSON of a call: LLaMA-Factory; ms-swift
+CALLS = ("function_call", "tool_call")  # roles of messages that hold a call as JSON text: LLaMA-Factory; ms-swift
 LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields of a message that are converted.
 TURN = (
@@ -68,7 +68,7 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
         message = _turn(number, turn)
         is_call = _role(turn.get("role") or turn.get("from")) in CALLS
         if is_call and was_call and message.get("weight") == messages[-1].get("weight"):
-            messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one message, each in its own: ms-swift
+            messages[-1]["tool_calls"] += message["tool_calls"]  # ms-swift writes each call separately
         else:
             messages.append(message)
         was_call = is_call
@@ -76,7 +76,7 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
 
 
 def _turn(number: int, turn: Any) -> dict[str, Any]:
-    """Convert one message, with role and content or with from and value."""
+    """Convert one message, which has `role` and `content`, or `from` and `value`."""
     where = f"message {number}"
     if not isinstance(turn, dict):
         raise UserError(f"{where} must be an object with role and content, not {short_repr(turn)}")
@@ -102,7 +102,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = _calls(calls, where)
 
-    # Only answers are targets, and only answers without the weight 0.
+    # Only answers are targets, except answers with the weight 0.
     is_target = role == "assistant" and bool(_weight(turn, where))
     if is_target and turn.get(PARTS):
         raise UserError(
@@ -117,7 +117,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
     """Check that a message with the names of two shapes has the same role and content in both."""
     other = turn.get("from")
-    is_role = isinstance(other, str) and other.lower() in (*ROLES, *CALLS)  # otherwise, for example, a name
+    is_role = isinstance(other, str) and other.lower() in (*ROLES, *CALLS)  # not, for example, a person's name
     if is_role and _speaker(str(other)) != _speaker(role):
         raise UserError(f"{where} has the role {short_repr(turn['role'])}, but is from {short_repr(other)}: remove one")
     content = turn.get("content")
@@ -129,7 +129,7 @@ def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
 
 
 def _role(name: str) -> str:
-    """Return the role with a name in data sets, in any case; other names as they are."""
+    """Return the role for a name in data sets, in upper or lower case; return other names unchanged."""
     lower = name.lower()
     return lower if lower in CALLS else ROLES.get(lower, name)
 
@@ -141,7 +141,7 @@ def _speaker(name: str) -> str:
 
 
 def comparable(turn: Any) -> Any:
-    """Return a message without null fields and with the usual names, to compare messages; an invalid message as it is."""
+    """Return a message in the form of templates, for comparisons; return an invalid message unchanged."""
     try:
         return _turn(1, turn)
     except UserError:
@@ -210,7 +210,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_arguments(function: Mapping[str, Any], where: str) -> None:
-    """Check that the arguments of a call do not have a different name: the call would lose them."""
+    """Check that the arguments of a call have the name `arguments`: under a different name, they would be lost."""
     if function.get("arguments") is not None:
         return
     for name in ARGUMENTS:
@@ -221,7 +221,7 @@ def _check_arguments(function: Mapping[str, Any], where: str) -> None:
 
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
-    """Check the arguments of a call, an object or its JSON, and return them as given; an empty object if they are missing."""
+    """Check the arguments of a call, an object or its JSON, and return them unchanged; if missing, an empty object."""
     if arguments is None or arguments == "":
         return {}
     parsed = decoded(arguments, f"the arguments of a call of {where}")
@@ -233,7 +233,7 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
 
 
 def messages_from_json(text: Any) -> Any:
-    """Return the messages that a text holds as JSON, as some tables store them; other values as they are."""
+    """Parse messages that are stored as JSON text, as in some tables; return other values unchanged."""
     if not isinstance(text, str) or not text.lstrip().startswith("["):
         return text
     try:
@@ -245,7 +245,7 @@ def messages_from_json(text: Any) -> Any:
 
 
 def decoded(value: Any, what: str) -> Any:
-    """Parse JSON that is stored as a string; return other values as they are."""
+    """Parse JSON that is stored as a string; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:

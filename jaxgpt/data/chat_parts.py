@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
     text: str
     is_target: bool = False
-    adds_end: bool = False  # followed by the `ids` of the end of the turn
+    adds_end: bool = False  # whether `TurnEnd.ids` are appended to the ids of the part
 
 
 Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation
@@ -53,13 +53,14 @@ class AnswerFinder(NamedTuple):
     added_end: str
 
     def sequences(self, view: View) -> list[list[Part]]:
-        """Split a conversation into sequences of parts; a prompt is the last sequence.
+        """Split a conversation into sequences of parts; for a prompt, the last sequence is the text that chat sends.
 
         All answers are in one sequence, unless the template changes earlier text when messages are added. Then an answer
         after a change begins a new sequence.
 
         Raises:
-            UserError: if the text of an answer cannot be located.
+            UserError: if the text of an answer cannot be located, or the first message has the role assistant and the
+                template has no `{% generation %}`.
         """
         whole = view.whole()
         if whole.spans:
@@ -94,14 +95,14 @@ class AnswerFinder(NamedTuple):
         return sequences
 
     def _continue_last(self, sequences: list[list[Part]], text: str | None, prompt: str) -> None:
-        """Continue the last sequence, with the text `text`, to a prompt that begins with it; otherwise, begin a new one."""
+        """Continue the last sequence to a prompt that begins with its text, `text`; otherwise, begin a new sequence."""
         if text is None or not prompt.startswith(text):
             sequences.append([])
             text = ""
         self._continue(sequences[-1], prompt[len(text) :])
 
     def _continue(self, parts: list[Part], text: str) -> None:
-        """Append text that is not a target; if it begins with the end that the last answer adds, this is the end."""
+        """Append text that is not a target; if it begins with `added_end`, this token is the end of the last answer."""
         last = parts[-1] if parts else Part("")
         name = self.added_end
         if last.adds_end and name and text.startswith(name):
@@ -132,10 +133,10 @@ class AnswerFinder(NamedTuple):
         return [Part(answer, is_target=True), Part(self.end.text, is_target=True)]
 
     def _answer_of_turn(self, view: View, n: int) -> list[Part] | None:
-        """Return the parts of message n, rendered without the messages before its user's message; None as in `_answer`.
+        """Return the parts of message n, rendered without the messages before its request; None: not located.
 
-        A template may change earlier text when an answer is added: Mistral's writes the system message into the last message
-        if the user wrote it.
+        A template may change earlier text when an answer is added: Mistral's template writes the system message into the last
+        message if that message is the user's.
         """
         begin = view.request(n)
         return self._answer(view.since(begin), n - begin) if begin else None
@@ -156,13 +157,13 @@ class AnswerFinder(NamedTuple):
             cuts.add(turn.begin)
             targets = [_within(turn, each) for each in targets]
 
-            # The template changes earlier text: only the marks show where the answer is, and its end is no target.
+            # If the template changes earlier text, only the marks locate the answer, and its end is not a target.
             if turn.end is None:
                 if is_omitted and not view.is_prompt:
                     omitted.append(_span_of(view, n, whole))
                 continue
 
-            # A template may mark no text of a message without content, or with calls. The model still ends its turn.
+            # A template may leave a message without content, or with calls, unmarked. The model still ends its turn.
             is_target = turn.is_marked(targets) or message.get("tool_calls") or not message.get("content")
             if is_target:
                 targets.append((turn.end, turn.stop))
@@ -196,7 +197,7 @@ class AnswerFinder(NamedTuple):
         return begin, end
 
     def _end_of(self, after: str, text: str) -> int | None:
-        """Return the index in `text` of the end of the last turn of `after`; None: not found."""
+        """Return the index in `text` of the end of the last answer of `after`; None: not found."""
         tail = self.frame.tail
         if tail is None or not after.endswith(tail):
             return None
@@ -221,7 +222,7 @@ def _not_located(view: View, n: int) -> UserError:
 
 
 def _span_of(view: View, n: int, whole: Rendered) -> Range:
-    """Return the marked range of message n, if each answer has one."""
+    """Return the marked range of message n; raise `UserError` unless each answer has a marked range."""
     answers = [*view.answers(first=0)]
     if len(answers) != len(whole.spans):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Records of conversations: turn the shapes that data sets use into one form, messages and tools.
+"""Records of conversations: convert the shapes in data sets to a single form, messages and tools.
 
 The form matches OpenAI's chat API and transformers' `apply_chat_template`. It does not depend on a chat template.
 docs/finetune.md lists the accepted shapes.
@@ -37,7 +37,7 @@ BESIDE = (*ADDED, "instruction", "choices", "options", "passage", "document")
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
 TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; next to messages, it may be a class
+LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; next to messages, possibly a class
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
 # Kinds of media: fields of a record, singular or plural, and placeholders in its texts.
 MEDIA = ("image", "video", "audio")
@@ -64,7 +64,7 @@ class RejectedAnswer(UnusableRecord):
 
 
 class NoPlace(UnusableRecord):
-    """The error for a record without place for an answer, or for a difference between answers, in a window."""
+    """The error for a record that leaves no place for an answer, or for a difference between answers, in a window."""
 
     reason = "that do not fit a window"
 
@@ -73,8 +73,8 @@ class ChatRecord(NamedTuple):
     """A conversation in the form of transformers' `apply_chat_template`.
 
     Attributes:
-        messages: dicts with `role`, `content` (a string; missing: only calls) and the other fields of the message, if not null;
-            `tool_calls` have an object or its JSON as `arguments`; `weight` 0: an assistant message that is not a target.
+        messages: dicts with `role`, `content` (a string; missing if there are only calls), and the other non-null fields. The
+            `arguments` of `tool_calls` are an object or its JSON. Assistant messages that are not targets have the `weight` 0.
         tools: descriptions of functions, as in the record; None: no tools.
         may_be_rejected: whether the record has the label false, which marks a rejected answer in preference data for KTO, but
             may also describe the conversation.
@@ -98,7 +98,7 @@ class Pair(NamedTuple):
 
 
 def read_record(record: Any) -> ChatRecord | Pair:
-    """Turn a record of any accepted shape into messages and tools, or into a prompt and its completion.
+    """Convert a record of any accepted shape to messages and tools, or to a prompt and its completion.
 
     Raises:
         RejectedAnswer: if the record is labelled as rejected.
@@ -130,9 +130,10 @@ def read_record(record: Any) -> ChatRecord | Pair:
 
 
 def _read_exchange(asked: str, answered: str, fields: dict[str, Any], has_tools: bool) -> Pair | list[dict[str, Any]]:
-    """Return a request and its answer as messages, after those of earlier exchanges.
+    """Return a request and its answer as messages, after the messages of earlier exchanges.
 
-    A prompt and its completion stay a pair, which needs no chat template, unless the record has more than these.
+    A prompt and its completion stay a pair, which needs no chat template, unless the record has a system message, tools or a
+    history.
 
     Args:
         asked: field with the request.
@@ -193,7 +194,7 @@ def _check_label(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> None:
-    """Check that no message has the placeholder of an image, video or audio in a field of the record, as in LLaVA's data."""
+    """Check that no message refers to an image, video or audio of the record by a placeholder, as in LLaVA's data."""
     for number, message in enumerate(messages, 1):
         for kind in MEDIA:
             has_field = bool(fields.get(kind) or fields.get(f"{kind}s"))
@@ -217,7 +218,7 @@ def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str
 
 
 def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
-    """Append the input of an instruction to it, after a line break; reject such fields of other requests."""
+    """Append the input or context of an instruction after a line break; reject fields without a defined place."""
     present = [name for name in BESIDE if fields.get(name) and name != asked]
     added = [name for name in present if asked == "instruction" and name in ADDED]
     if len(present) != len(added) or len(added) > 1:
@@ -230,7 +231,7 @@ def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
 
 
 def without_loss(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of a prompt: it is not a target, even if the assistant wrote it."""
+    """Exclude a message of a prompt from the targets, even if the assistant wrote it."""
     return message | {"weight": 0} if message["role"] == "assistant" else message
 
 
@@ -257,7 +258,7 @@ def _system(fields: dict[str, Any]) -> str:
 
 
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the list of tools, which may be the JSON of a list; None: no tools."""
+    """Return the list of tools, which the record may store as JSON; None: no tools."""
     if fields.get("tools"):
         name = "tools"
     elif fields.get("functions"):
@@ -269,6 +270,6 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
         raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
     if repeats_key(tools):
         raise UserError(f"the field {name!r} has a key that is given twice: remove one")
-    if name == "functions":  # OpenAI's form before tools
+    if name == "functions":  # OpenAI's earlier form of tools
         tools = [{"type": "function", "function": tool} for tool in tools]
     return tools or None

@@ -77,8 +77,9 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, `enable_thinking`, ...; an
-            empty token is declared as null by the tokenizer, and rendered as empty text, unlike an undeclared token.
+        variables: variables of the template in addition to `messages`: `bos_token`, `eos_token`, `enable_thinking`, ... A
+            token that the tokenizer declares as null has the value "" and renders as empty text; a template that prints an
+            undeclared token fails.
         date: date for templates that include it, such as `2024-07-26`; empty: today.
         answer_tokens: names of special tokens that stay tokens in the assistant's messages, such as `<think>`.
     """
@@ -122,12 +123,12 @@ class ChatTemplate:
         return self._render(self.readable(messages), tools, add_generation_prompt, limit)
 
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages with contents and arguments of calls in the form that the template reads, otherwise as given.
+        """Return messages with contents and arguments of calls in the form that the template reads.
 
         A string becomes a list of one part if the template reads only lists of parts. A list of text parts becomes its
-        concatenation if the template reads only strings. Otherwise, the template would not render the text. Likewise,
-        arguments are passed as an object to a template that does not print their JSON, and as JSON to a template that needs
-        JSON.
+        concatenation if the template reads only strings. Without these changes, the template would not render the text.
+        Likewise, arguments are passed as an object to a template that does not print their JSON, and as JSON to a template
+        that needs JSON.
 
         Raises:
             UserError: if the messages are malformed.
@@ -184,7 +185,7 @@ class ChatTemplate:
         return self._reads([{"type": "text", "text": PROBE}])
 
     def _reads(self, content: Any) -> bool:
-        """Return whether the template renders the text of a content, without the fields of its parts."""
+        """Return whether the template renders the text of a content without the names of the fields of its parts."""
         question = {"role": "user", "content": content}
         for before, tools in CONTEXTS:
             with suppress(UserError):
@@ -227,7 +228,7 @@ class ChatTemplate:
         return any(ARGUMENTS["Zq7name"] in rendered for rendered in self._with_call(ARGUMENTS))
 
     def _with_call(self, arguments: Any) -> Iterator[str]:
-        """Render short conversations with a call, with and without other things that a template may need."""
+        """Render short conversations with a call, in all combinations of context, content and result that may be needed."""
         call = {"id": "Zq7callid", "type": "function", "function": {"name": "Zq7function", "arguments": arguments}}
         answer = {"role": "assistant", "tool_calls": [call]}
         result = {"role": "tool", "name": "Zq7function", "tool_call_id": "Zq7callid", "content": PROBE}

@@ -17,7 +17,7 @@ class View:
         messages: messages of the conversation.
         tools: descriptions of functions; None: no tools.
         header: text that chat sends between the messages and an answer, in addition to the text of the template.
-        is_prompt: whether chat sends the conversation for an answer to the last message; otherwise, it is complete.
+        is_prompt: whether the conversation is a prompt, which chat sends for an answer; false: a complete conversation.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class View:
         self._render = cache(self._rendered)
 
     def with_content(self, messages: list[dict[str, Any]], tools: Any) -> View:
-        """Return the view of a conversation with other messages and tools."""
+        """Return a view of different messages and tools."""
         return View(self.template, messages, tools, self.header, self.is_prompt)
 
     def since(self, n: int) -> View:
@@ -50,7 +50,7 @@ class View:
                 yield n
 
     def request(self, n: int) -> int:
-        """Return the index of the last user's message before message n; 0: none."""
+        """Return the index of the last user message before message n; 0 if there is none."""
         users = [index for index in range(n) if self.messages[index]["role"] == "user"]
         return max(users, default=0)
 

@@ -17,7 +17,7 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     a new word in WordPiece.
 
     Args:
-        before: the text, or its ids. With a `separator`, the continuation begins with a new word.
+        before: the text, or its ids; unused if the tokenizer has a `separator`: then the continuation begins a new word.
         text: the continuation.
 
     Returns:
@@ -43,12 +43,12 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     for ids in candidates:
         if tokenizer.decode([*before_ids, *ids]) == wanted:
             return ids
-    # The text of the boundary itself changes, for example because characters are composed: add no space at least.
+    # The text at the boundary changes, for example because characters are composed. At least, add no space.
     return candidates[min(1, len(candidates) - 1)]
 
 
 def _after_anchors(tokenizer: Tokenizer, text: str) -> Iterator[np.ndarray]:
-    """Yield the ids of a text after each anchor that no token joins to the text."""
+    """Yield the ids of a text after each anchor, except anchors that share a token with the text."""
     for anchor in ANCHORS:
         ids = tokenizer.encode(anchor)
         joined = tokenizer.encode(anchor + text)

@@ -37,7 +37,7 @@ class ControlTokens:
     Attributes:
         names: name of each control token, keyed by id.
         normalized: ids of tokens with names that match other spellings, such as capitals.
-        has_single_words: whether a token is not found inside of words.
+        has_single_words: whether any token is found only as a separate word (`single_word`).
     """
 
     def __init__(self, tokenizer: Tokenizer, further: Collection[str] = ()) -> None:
@@ -84,8 +84,8 @@ class ControlTokens:
             value: string, list, dict or other JSON value.
             mark: character to insert after the first character of a name.
             kept: names that stay control tokens.
-            markup: if not None, also mark the first character of names everywhere, because a template may join parts of
-                names. Strings in `markup`, which the template may look for, stay unchanged.
+            markup: if not None, also insert the mark after every character that begins a name, because a template may join
+                parts of names. Strings in `markup`, which the template may look for, stay unchanged.
 
         Raises:
             UserError: if a tokenizer of words cannot represent a name as text.
@@ -117,7 +117,7 @@ class ControlTokens:
                 inside.add(match.end - len(name.lstrip()) + 1)
 
         if markup is not None:
-            # The names' first characters, except in the longest string of `markup` at a place.
+            # Mark every character that begins a name, except in strings of `markup` (at each place, the longest).
             others = sorted(markup, key=len, reverse=True)
             pattern = "|".join(map(re.escape, [*others, *self._first]))
             for found in re.finditer(pattern, text):
@@ -134,7 +134,7 @@ class ControlTokens:
                 raise not_text(word)
 
     def unmarked(self, text: str, mark: str) -> list[TokenMatch]:
-        """Find the control tokens of a text, without names that have a mark."""
+        """Find the control tokens of a text, except names with a mark."""
         matches = self.find(text)
         if mark:
             matches = [match for match in matches if mark not in text[match.begin : match.end]]

@@ -26,7 +26,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
 
-Sequences = list[Conversation]  # the sequences of a conversation, usually a single one
+Sequences = list[Conversation]  # the sequences of a conversation, usually one
 
 
 class Templates(NamedTuple):
@@ -125,7 +125,7 @@ def _no_targets(config: Config, conversations: Iterable[Sequences]) -> UserError
 
 
 def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequences], int]:
-    """Truncate sequences to `size` ids, and drop sequences and conversations that have no targets then.
+    """Truncate sequences to `size` ids, then drop sequences and conversations without targets.
 
     Returns:
         The remaining conversations, and the number of truncated sequences.
@@ -225,8 +225,9 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
 def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
     """Return the role of each message whose text the template omits, except the assistant's.
 
-    A template may omit the text of some roles, such as system or tool; answers are then trained on without it. A text that is
-    not found may be changed by the template, for example to capitals, so a different text is rendered as well.
+    A template may omit the text of some roles, such as system or tool; the model is then trained on answers without this
+    text. A template may also change a text, for example to capitals. Therefore, a text that is not found is omitted only if
+    a different text renders equally.
     """
     if all(message["role"] in ("user", "assistant") for message in chat.messages):
         return []
@@ -292,7 +293,9 @@ def _rendered(template: ChatTemplate, messages: Sequence[Message], tools: Sequen
 
 
 def _trained(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-    """Return the text of a conversation, and the text that chat sends before its last answer, which may have more messages."""
+    """Return the text of a conversation, and the text that chat sends before its last answer.
+    Templates may render messages in only one of these texts.
+    """
     answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
     last = max(answers, default=0)
     prompt = template.render(messages[:last], tools=tools).text if last else ""

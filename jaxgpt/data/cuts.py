@@ -22,8 +22,9 @@ LLAMA3 = tuple(
     for numbers in (r"\p{N}{1,3}", r"\p{N}")
 )
 
-# Python's \s is a superset of \s in tokenizers, so Python's \S is a \S there. A word ends between \S and a space, and the only
-# lookahead, `\s+(?!\S)`, matches only white space. `IDEOGRAPH_END`: no pattern joins a letter to a following non-letter.
+# Python's \s is a superset of \s in tokenizers, so every \S in Python is a \S in tokenizers. A word ends between \S and a
+# space, and the only lookahead, `\s+(?!\S)`, matches only white space. `IDEOGRAPH_END`: no pattern joins a letter to a
+# following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")

@@ -1,8 +1,13 @@
 """Pieces of documents in a file of any format.
 
-The suffix determines the format. `.jsonl`, `.ndjson`: one document per line, a JSON object; `.json`: the same, or an array of
-objects; `.parquet`: one document per row. Any other file is one document of UTF-8 text, or several with a separator. Text and
-JSON may be compressed (`formats.compression`).
+The suffix determines the format:
+
+.jsonl, .ndjson  one document per line, a JSON object
+.json            the same, an array of objects, or a single object
+.parquet         one document per row; also any file that begins and ends as Parquet files do
+other            one document of UTF-8 text, or several with a separator
+
+Text and JSON may be compressed (`formats.compression`).
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ def read_file_pieces(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[
     """Yield pieces of a file. The remainder of a damaged file is a single unreadable piece.
 
     Raises:
-        MissingPackage: if a library for the format is not installed; the file is not damaged.
+        MissingPackage: if a library for the format is not installed; such a file is not reported as damaged.
     """
     where = printable(str(path))
     last: DocumentPiece | None = None

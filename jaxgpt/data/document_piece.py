@@ -1,4 +1,4 @@
-"""Documents and pieces of documents: their text, and errors of unreadable ones."""
+"""Pieces of documents: their text, and the errors of unreadable pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DocumentPiece(NamedTuple):
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     read: int = 0  # bytes of the sources read from disk so far
     file: str = ""  # path of the file
-    lost: str = "document"  # loss by an error: the document, the complete `file`, or the `rest` of the file
+    lost: str = "document"  # extent of the loss by an error: `document`, `file` (complete) or `rest` (of the file)
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
 
     def text(self) -> str:
@@ -62,7 +62,7 @@ class DocumentPiece(NamedTuple):
 
 
 def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
-    """Return whether a document is dropped because of its length; a document in several pieces never is."""
+    """Return whether a document is dropped because of its length; a document in several pieces is never dropped."""
     return piece.first and piece.last and len(text.strip()) < params.min_characters
 
 

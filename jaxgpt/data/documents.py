@@ -18,10 +18,10 @@ SKIP = "to skip such documents, use --on-error skip"
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
-    """Yield all documents, with long text files cut at `cuts`. The first one that is not dropped is always for training."""
+    """Yield all documents, with long text files cut at `cuts`; the first document that is not dropped is for training."""
     read = 0
     documents = 0
-    for_training = 0  # number of the first document that is not dropped, from 1
+    for_training = 0  # number of the first document that is not dropped, counted from 1; 0: not found yet
     for path in (path for source in sources for path in source.files):
         for piece in read_file_pieces(path, params, cuts):
             documents += piece.first

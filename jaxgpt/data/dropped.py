@@ -43,7 +43,7 @@ def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
 
 
 def skipped_lines(skipped: Skips) -> list[str]:
-    """Describe the skipped documents and files: truncated files first, then by the number of documents."""
+    """Describe the skipped documents and files: truncated files first, then complete files, then the largest groups."""
     groups = sorted(skipped["groups"], key=lambda group: (ORDER[group["lost"]], -group["number"]))
     lines = []
     for group in groups[:SHOWN]:

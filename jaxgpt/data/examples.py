@@ -1,4 +1,4 @@
-"""Separate examples, such as preference pairs or prompts, instead of parts of a text: their split, and their notes."""
+"""Splits of separate examples, such as preference pairs or prompts, and notes about them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ExampleSplit(ABC):
 def encoded(
     records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U], omitted: Callable[[T], list[str]]
 ) -> list[U]:
-    """Encode records with their places.
+    """Encode records; report the place of each record that cannot be encoded.
 
     Args:
         records: places and records.
@@ -110,7 +110,7 @@ def hold_out(
 
 
 def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
-    """Return notes about what chat templates add to answers, and warnings; None: no template."""
+    """Return notes about the text that chat templates add to answers, and the warnings of formats; None: no template."""
     notes = []
     for form in dict.fromkeys(filter(None, forms)):
         if form.added_target:
@@ -128,7 +128,7 @@ def notes_on_split(files: Files, copies: int, held_out: int, what: str, measure:
         copies: number of validation examples that are also among the training examples.
         held_out: number of validation examples.
         what: the examples, in the plural.
-        measure: the number that compares runs.
+        measure: name of the number for comparing runs.
     """
     notes = []
     if files.unused:

@@ -1,6 +1,7 @@
 """Formats of files with documents: detect compression, decompress, and split JSON into its objects.
 
-The content decides: a `.jsonl` file that is gzip inside is unpacked. Without a known signature, the suffix decides.
+The content determines the compression: a gzip file with the suffix `.jsonl` is unpacked. Without a known signature, the suffix
+determines the compression.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def inner_name(name: str, suffix: str) -> str:
 def begins_array(file: BinaryIO) -> bool:
     """Return whether the content of an open file is a JSON array; the position is the beginning of the file afterwards.
 
-    Only the first bytes are read: an array may be a single line.
+    Only the first bytes are read, because an array may be a single long line.
     """
     file.seek(0)
     if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -166,7 +167,7 @@ class _ItemSplitter:
 
     def __init__(self) -> None:
         self.depth = 1
-        self._text = b""  # from the beginning of the current item or before
+        self._text = b""  # text of the array, from the beginning of the current item or before
         self._begin = 0  # position of the current item
         self._place = 0  # position of the next token
 

@@ -8,14 +8,16 @@ from jaxgpt.errors import UserError
 
 CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
 CHECKED_BLOCKS = 64  # number of blocks
-NONZERO = 32  # minimum number of ids other than 0 for wider types: 16-bit ids have their pattern by chance once in 2**32 files
+NONZERO = (
+    32  # minimum number of nonzero ids of a wider type: 16-bit ids match its pattern by chance in one of 2**32 files
+)
 
 
 def check_raw_ids(ids: np.memmap) -> None:
     """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
 
     Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Files with
-    fewer than `NONZERO` ids other than 0, or with one such id at equal distances, are not rejected.
+    fewer than `NONZERO` nonzero ids, or with nonzero ids only at regular places (`_has_ids`), are not rejected.
     """
     kind = _wider_type(_checked_values(ids))
     if not kind:

@@ -27,7 +27,7 @@ class ShardEntry(TypedDict):
 
 
 class SplitEntry(TypedDict):
-    """A split: what is written so far, the resume position of an interrupted command."""
+    """A split as written so far; an interrupted command resumes at this position."""
 
     documents: int
     tokens: int

@@ -34,8 +34,8 @@ class Mixture:
     The ids of the sources are concatenated: the window start s of source i becomes `offsets[i] + s`.
 
     Args:
-        sources: splits, either all or none with document ids, keyed by the name of their random stream. It determines the
-            order of the windows of the source.
+        sources: splits, either all or none with document ids, keyed by the name of their random stream. The name determines
+            the order of the windows of the source.
         schedule: mixtures in ascending order of tokens; the first begins at 0 tokens. Streams without a source are counted,
             but their windows cannot be read.
 

@@ -1,4 +1,4 @@
-"""Open the data of a config: text, token files, conversations, preference pairs, or a mixture of these."""
+"""Open the data of a config: text, token files, conversations, preference pairs, prompts, or a mixture of sources."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Opened(NamedTuple):
 
 
 def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
-    """Open a source of any kind, with its documents as in `data.documents`."""
+    """Open a source of any kind, and apply `data.documents` to texts and token files."""
     data = config.data
     kind = kind_of(config, data)
     if kind in RECORDS:
@@ -226,7 +226,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, toke
 
 
 def _check_spellings(words: Sequence[str]) -> None:
-    """Raise `UserError` if two paths of mixtures, such as `a` and `./a`, are the same source: it would have two positions."""
+    """Raise `UserError` if two paths, such as `a` and `./a`, are the same source: the source would have two positions."""
     spelled: dict[str, str] = {}
     for phase in split_phases(words):
         for path in map(path_of, phase.words):
@@ -236,7 +236,7 @@ def _check_spellings(words: Sequence[str]) -> None:
 
 
 def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return a digest of each file of a directory, keyed by its relative path; {} for a file, or too many files.
+    """Return a digest of each file of a directory, keyed by relative path; {} for a single file, or above `FILES` files.
 
     Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
     """

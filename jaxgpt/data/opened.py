@@ -79,7 +79,7 @@ class Data:
     def decode(self, split: Split, start: int, n: int) -> str:
         """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
         ids = split.take(start, max(min(n, len(split) - start), 0))
-        if self.text is not None:  # its encoder adds no ids
+        if self.text is not None:  # encoding a text adds no ids
             return self.tokenizer.decode(ids)
         return decode_texts(self.tokenizer, ids, self.bos_ids)
 
@@ -87,8 +87,8 @@ class Data:
         """Check that a model can be trained on this data.
 
         Raises:
-            UserError: if a split other than conversations has fewer than T + 1 ids, or the training ids lack the
-                end-of-text ids that `data.documents` needs.
+            UserError: if a split of texts has fewer than T + 1 ids, or the training ids lack the end-of-text ids that
+                `data.documents` needs.
         """
         needed = config.window + 1
         for part in self.parts or (self,):
@@ -163,7 +163,7 @@ def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[s
 
 
 def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
-    """Describe the mixtures whose sources are all open in one line."""
+    """Describe in one line the mixtures that have all their sources open."""
     texts = []
     for phase in data.phases:
         weights = data.weights(phase)

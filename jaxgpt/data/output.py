@@ -1,4 +1,4 @@
-"""Output directory of `jaxgpt data prepare`: create, continue, and remove after a refusal."""
+"""Output directory of `jaxgpt data prepare`: create it, continue it, or remove it after an early error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import sha256_file
 from jaxgpt.locks import LOCK, sole_writer
 
-ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only by bos_ids
+ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the written bytes, or only through bos_ids
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def new_output(out: Path) -> Iterator[None]:
     with reported(f"cannot write to {out}"):
         created = [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
-        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden files: lock and temporary files
+        others = any(not path.name.startswith(".") for path in out.iterdir())  # the lock and temporary files are hidden
     if others and read_index(out) is None:
         raise UserError(f"{out} has files, but not from this version of jaxgpt data prepare: choose a different --out")
 
@@ -90,7 +90,7 @@ def begin(
     bos_ids: list[int],
     note: Callable[[str], None],
 ) -> Index:
-    """Read the index, or create it and delete .bin files. Parameters may change before the first piece.
+    """Read the index, or create it and delete .bin files. Parameters may change until the first piece is written.
 
     The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
     """

@@ -86,7 +86,7 @@ class Packed:
                 n = int(self.lengths[piece])
                 ids = self.tokens.take(first, n + 1)
                 row[end : end + n, 0] = ids[:-1]
-                if self.tokens.first_id is not None:  # a text, each of its pieces is a window
+                if self.tokens.first_id is not None:  # a text is one document, so each piece begins a window
                     row[end, 0] = self.tokens.first_id
                 row[end : end + n, 1] = ids[1:]
                 row[end : end + n, 2] = number
@@ -101,7 +101,7 @@ class Packed:
         return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
     def answer(self) -> np.ndarray:
-        """Return the ids of the first targets of the first conversation, up to an input; for documents, an empty array."""
+        """Return the ids of the first answer of the first conversation; for documents, an empty array."""
         if self.is_target is None:
             return self.take(0, 0)
         begin = int(np.argmax(self.is_target))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from jaxgpt.data.control_tokens import ControlTokens, TokenMatch, not_text
 from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, call_tokenizers
 
-BREAK = secrets.token_hex(16)  # token before a text that continues a text; random, so that no text contains it
-ANCHOR = "\ufdd0"  # noncharacter that joins no token with the text after it
+BREAK = secrets.token_hex(16)  # token before a text that continues an earlier text; random, so that no text contains it
+ANCHOR = "\ufdd0"  # noncharacter that is never in one token with the text after it
 
 
 class PartedText(NamedTuple):
@@ -45,7 +45,7 @@ class Neighbor(NamedTuple):
     """A control token next to a text, with a random name: in the plain tokenizer, the names of control tokens are text.
 
     The text is encoded with its neighbors, because a normalizer may remove or prepend spaces at the ends of a text. As in the
-    library, a text has no end for the normalizer at a token with the option `normalized`.
+    library, a neighbor with the option `normalized` does not end the text that the normalizer receives.
     """
 
     text: str  # the random name, with the white space that the token absorbs
@@ -65,13 +65,13 @@ class PartEncoder:
         self.tokenizer = control.tokenizer
 
     def encode(self, parts: Sequence[str], mark: str = "") -> list[list[int]]:
-        """Encode a text that is given in parts; names without a mark become control tokens, names with a mark text.
+        """Encode a text that is given in parts; names without a mark become control tokens, names with a mark become text.
 
         No token extends over two parts. The ids of the first parts do not depend on later parts. If the tokenizer
         separates the parts anyway, the ids are equal to the ids of the joined text.
 
         Raises:
-            UserError: if the tokenizer cannot encode the text, or not without a control token.
+            UserError: if the tokenizer cannot encode the text, or only with a control token for a name in the text.
         """
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return [self.tokenizer.encode(part).tolist() for part in parts]
@@ -163,10 +163,10 @@ class PartEncoder:
         return ids
 
     def _encode_after(self, before: list[int], piece: str, whole: list[int]) -> list[int]:
-        """Encode a piece of text separately from the text before, without the space that some tokenizers prepend.
+        """Encode a piece of text separately from the preceding text, without the space that some tokenizers prepend.
 
         Args:
-            before: ids of the text before.
+            before: ids of the preceding text.
             piece: the text.
             whole: ids of both texts together; one token extends over the end of the first text. They show the text that
                 the tokenizer keeps: a normalizer may replace line breaks with spaces, for example.
@@ -180,7 +180,7 @@ class PartEncoder:
         return alone
 
     def _after_anchors(self, piece: str) -> Iterator[list[int]]:
-        """Yield the ids of a text after each short text that no token joins to it."""
+        """Yield the ids of a text after each anchor, except anchors that share a token with the text."""
         for anchor in (ANCHOR, *ANCHORS):
             ids = self._encode_continuing(anchor)
             joined = self._encode_continuing(anchor + piece)
@@ -204,7 +204,7 @@ class PartEncoder:
 
     @cached_property
     def _random_names(self) -> dict[int, str]:
-        """A random name for each control token, with the same first and last character: tokens may depend on the neighbors'."""
+        """A random name for each control token, with the same first and last character, which may affect adjacent tokens."""
         names = {i: name.strip() for i, name in self.control.names.items()}
         return {i: name[:1] + secrets.token_hex(16) + name[-1:] for i, name in names.items()}
 
@@ -228,7 +228,7 @@ class PartEncoder:
         copy = call_tokenizers(lambda: library.from_str(text), "this vocabulary")
         copy.post_processor = None
 
-        # The random names match as the names of their tokens do.
+        # Each random name has the matching options of its token.
         further = [AddedToken(BREAK, normalized=False)]
         for i, token in self.tokenizer.library.get_added_tokens_decoder().items():
             if i in self.control.names:

@@ -31,14 +31,14 @@ class EncodedPiece(NamedTuple):
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
     file: str = ""  # file of an unreadable piece
-    lost: str = ""  # loss by the error, as in `DocumentPiece`
+    lost: str = ""  # extent of the loss by the error, as in `DocumentPiece`
     identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
     is_short: bool = False  # whether the document has fewer than `min_characters`
     markers: int = 0  # number of end-of-text tokens written as text
 
 
 class PieceEncoder:
-    """Encodes pieces, and selects the split of each document, which begins with `bos_ids`.
+    """Encodes pieces, and selects the split of each document; `bos_ids` are written before the text of a document.
 
     A document is for validation if the first 64 bits of `DocumentPiece.digest` (if empty, of the SHA-256 of its text) are below
     `val_fraction * 2**64`. An unreadable document has no ids; if only part of a document is unreadable, its other pieces are

@@ -1,4 +1,4 @@
-"""Records of preference pairs: turn the shapes that data sets use into a prompt with a chosen and a rejected answer."""
+"""Records of preference pairs: convert the shapes in data sets to a prompt with a chosen and a rejected answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"
 REJECTED = "rejected"
-# Names of the prompt, and the name of the answer in a conversation of the same shape.
+# Field of the prompt, and field of the answer in a conversation of the same shape.
 PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
 WITH_PROMPT = (*BESIDE, HISTORY, *SYSTEM, *TOOLS, *MEDIA_FIELDS)  # fields that belong to the prompt
 FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LISTS, *WITH_PROMPT})
@@ -37,7 +37,7 @@ class EmptyAnswer(UnusableRecord):
 
 
 class EqualAnswers(UnusableRecord):
-    """The error for a pair with nothing to prefer."""
+    """The error for a pair with equal answers."""
 
     reason = "with equal answers"
 
@@ -55,11 +55,11 @@ def is_preference(record: Any) -> bool:
 
 
 def read_preference(record: Any) -> PreferenceRecord:
-    """Turn a record into a prompt with two answers.
+    """Convert a record to a prompt with two answers.
 
-    The answers are two texts or two lists of messages. Without a prompt, the prompt is the common beginning of both, as in TRL:
-    equal first messages, or equal first characters without a space at the end. Answers that are complete conversations may
-    repeat the prompt.
+    The answers are two texts or two lists of messages. If the record has no prompt, the common beginning of the answers is the
+    prompt, as in TRL: equal first messages, or equal first characters without a space at the end. Answers that are complete
+    conversations may repeat the prompt.
 
     Raises:
         UserError: if the record has an unknown shape or an empty answer, or both answers are equal.
@@ -90,7 +90,7 @@ def read_preference(record: Any) -> PreferenceRecord:
 
 
 def _without_earlier_targets(record: ChatRecord | Pair, answer: Any) -> ChatRecord | Pair:
-    """Return a record in which only messages of the answer are targets, and not earlier answers, such as those of `history`."""
+    """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`."""
     if isinstance(record, Pair):
         return record
     n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
@@ -155,7 +155,7 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
 
 
 def _split_messages(parts: _Parts) -> _Parts:
-    """Remove the common first messages of two answers: they are the prompt, or repeat its end if it is a list of messages."""
+    """Remove the common first messages of two answers: the prompt, or a repetition of the end of a given list of messages."""
     messages = [comparable(each) for each in parts.chosen]
     shared = _shared(messages, [comparable(each) for each in parts.rejected])
     if isinstance(parts.prompt, list):
@@ -175,7 +175,7 @@ def _messages_or_text(answer: Any, which: str) -> Any:
 
 
 def _is_blank(answer: Any) -> bool:
-    """Return whether an answer is a single message without text and calls."""
+    """Return whether an answer is a single message without text or calls."""
     match answer:
         case [{**message}]:
             return not any(message.get(name) for name in ("content", "value", "tool_calls", "function_call"))
@@ -194,7 +194,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
-    """Split two texts at their first difference, and before a space there; no prompt: they begin differently.
+    """Split two texts at their first difference, or before a space that precedes it; no common beginning: no prompt.
 
     If one text begins with the other, the shorter answer is its last character, as in TRL.
     """
@@ -213,7 +213,7 @@ def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
 
 
 def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
-    """Return the first messages of a conversation; a text is their request if they do not begin with one."""
+    """Return the first messages of a conversation; if they begin with no request, insert the text `prompt` as the request."""
     begin = 1 if is_speaker(messages, "system") else 0
     if not isinstance(prompt, str) or is_speaker(messages[begin:], "user"):
         return [*messages]

@@ -91,7 +91,7 @@ def check_preferences(path: Path, on_error: str = "fail") -> None:
     """Check that the records of a path are preference pairs, without a tokenizer and a chat template.
 
     Raises:
-        UserError: if a record is not a preference pair; with `on_error` skip: if all records are not.
+        UserError: if a record is not a preference pair; with `on_error` skip: if no record is a preference pair.
     """
     skipped = Skipped(on_error)
     if not has_usable(path, skipped, read_preference, FIELDS, all_records=on_error != "skip"):
@@ -104,7 +104,7 @@ def no_preferences(path: Path, skipped: Skipped) -> UserError:
 
 
 def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> LoadedPreferences:
-    """Read, encode and split the preference pairs of `data.path`. Answers beyond T + 1 ids are truncated.
+    """Read, encode and split the preference pairs of `data.path`.
 
     Raises:
         UserError: if a file cannot be read, a record is not a preference pair or cannot be compared within a window (unless
@@ -195,7 +195,7 @@ def key_of(pair: Preference) -> tuple[bytes, bytes]:
 
 
 def _described(pairs: Sequence[Preference], path: Path, config: Config) -> str:
-    """Describe pairs: their number, the lengths of their answers and prompts, and the filled part of the windows."""
+    """Describe pairs: their number, the lengths of their answers and prompts, and the filled fraction of the windows."""
     T = config.window
     lengths = [len(text.ids) for pair in pairs for text in pair]
     chosen = np.mean([pair.chosen.is_target.sum() for pair in pairs])

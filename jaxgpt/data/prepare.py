@@ -102,10 +102,10 @@ def prepare(
 
 
 def _named_tokenizer(params: PrepareParams) -> Tokenizer | None:
-    """Return the tokenizer that the parameters name, or None for a BPE, which is trained on the sources.
+    """Return the tokenizer of `params.tokenizer`, or None for `bpe`, which is trained on the sources.
 
     Raises:
-        UserError: if the tokenizer lacks the tokens that end and begin documents.
+        UserError: if the tokenizer has no end-of-text token, or `params.bos` is yes for `bpe`.
     """
     name = params.tokenizer
     if name == "bpe":
@@ -157,7 +157,7 @@ def _write_remaining(
 
 
 def _is_divided(index: Index, sources: Sequence[Source]) -> bool:
-    """Return whether there are more documents than files, including those that are not written."""
+    """Return whether there are more documents than files, including documents that are not written."""
     documents = sum(index["splits"][split]["documents"] for split in SPLITS)
     dropped = index["dropped"]["repeated"] + index["dropped"]["short"] + index["skipped"]["documents"]
     return documents + dropped > sum(len(source.files) for source in sources)

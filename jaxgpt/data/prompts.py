@@ -36,7 +36,7 @@ from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
-ALL: frozenset[str] = frozenset()  # columns of a table to read: all, because a reward may need any field
+ALL: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
 EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
 
 
@@ -265,7 +265,7 @@ def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequ
     """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as `jaxgpt sample` reads it.
 
     Raises:
-        UserError: if messages have no template, or the template or tokenizer rejects the prompt.
+        UserError: if messages have no template, the template or tokenizer rejects the prompt, or the prompt has no ids.
     """
     chat = record.chat
     form = form_of(record, forms)

@@ -1,6 +1,6 @@
 """Read records one at a time from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged.
 
-Parsing is lenient: a record may have NaN, huge numbers, unpaired surrogates or a key twice in a field that nobody reads.
+Parsing is lenient: a record may have NaN, huge numbers, unpaired surrogates or a duplicate key in a field that is not used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Twice:
-    """The value of a key that an object has twice; its type is wrong wherever it is read, and a template cannot print it."""
+    """The value of a duplicate key of an object: its readers reject this type, and a template cannot print it."""
 
     def __repr__(self) -> str:
         return "(a key that is given twice)"

@@ -1,4 +1,4 @@
-"""Files of sources that probably hold the same text twice, or markup: found by content, beginnings and names."""
+"""Notes on the files of sources: text that is probably repeated, and markup that becomes text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = re.compile(r"(?:(?<![A-Za-z])[vV]|(?<=[a-z])V)(\d+)(?![A-Za-z])")  # t
 def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -> str:
     """Describe files that probably hold the same documents, or return "".
 
-    Compared are files of equal content, the first files of each format by their beginning, and the versions in the names.
+    The comparison covers the content of all files, the beginnings of the first files of each format, and versions in names.
 
     Args:
         beginning: function that returns the beginning of the first document of a file; "": too short to compare.
@@ -103,7 +103,7 @@ def _versions(files: Iterable[Path]) -> list[str]:
 
 
 def _is_plain_version(plain: Path, path: Path, before: str, others: str) -> bool:
-    """Return whether a name without a version is the name of a file with a version, without it and further words.
+    """Return whether a name without a version equals a name with a version, apart from the version and further words.
 
     Args:
         plain: file without a version in its name.
@@ -121,7 +121,7 @@ def _words(name: str) -> set[str]:
 
 
 def _suffix(path: Path) -> str:
-    """Return the format of a file by its name: the suffix without the compression's."""
+    """Return the format of a file by its name: the suffix, or the suffix before that of a compression."""
     name = path.name.lower()
     for packed in PACKED:
         name = name.removesuffix(packed)

@@ -38,7 +38,7 @@ def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     """
     data = config.data
     if given and data.mix:
-        return given  # compared with the tokenizer of each source when it is opened
+        return given  # compared with the tokenizer of each source when the source is opened
 
     sources = [located(each, config.directory) for each in data.sources]
     for each in sources:
@@ -59,7 +59,7 @@ def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
     for each in sources:
         kind = kind_of(config, each)
         if kind == "conversations":
-            check_conversations(Path(each.path), each.on_error)  # a file without conversations is a different error
+            check_conversations(Path(each.path), each.on_error)  # raises a more specific error for invalid records
         if kind != "text":
             raise UserError(
                 f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "

@@ -1,4 +1,4 @@
-"""Compare tokenizers: whether one of them gives the ids that the other one gave."""
+"""Compare tokenizers: whether two tokenizers produce the same ids."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROBES = (
 
 
 def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
-    """Return whether a tokenizer gives the ids of data that a different tokenizer wrote.
+    """Return whether the tokenizer of a model produces the same ids as the tokenizer of the data.
 
-    Their vocabularies, merges, added tokens and ids of probe texts are compared. Special tokens may be missing in one of them,
-    because the names of special tokens in a text are ordinary text, except for tokens that begin or end the documents.
+    Vocabularies, merges, added tokens and ids of probe texts are compared. Either tokenizer may lack special tokens, because
+    their names in a text are ordinary text. Only the tokens that begin or end documents must be in `given`.
 
     Args:
         given: tokenizer of the model.
@@ -41,9 +41,9 @@ def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
 
 
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers give the same ids to probe texts, and no id has two meanings.
+    """Return whether two tokenizers produce the same ids for probe texts, and no id has two meanings.
 
-    Either of them may have further added tokens.
+    Either tokenizer may have further added tokens.
     """
     one = json.loads(a.to_json())
     other = json.loads(b.to_json())

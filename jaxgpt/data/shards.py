@@ -116,7 +116,7 @@ def saved_tokenizer(directory: Path, index: Index) -> Tokenizer:
 
 
 def check_files(directory: Path, index: Index, checksums: bool = False) -> None:
-    """Raise `UserError` if names, sizes or (optional) checksums of .bin files differ from the index."""
+    """Raise `UserError` if the names, sizes or (with `checksums`) SHA-256 of .bin files differ from the index."""
     itemsize = np.dtype(index["dtype"]).itemsize
     offset = ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}

@@ -1,4 +1,4 @@
-"""Records that cannot be used, or may be wrong: an error at the first, or counts for the description of the data."""
+"""Records that cannot be used or may be wrong: raise an error, or count them for the description of the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tally:
 
 
 class Skipped:
-    """Records that cannot be used: an error or, with `data.on_error` skip, counts by reason; and records that may be wrong."""
+    """Counts of skipped records and of records that may be wrong; unless `on_error` is skip, an unusable record is an error."""
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
@@ -46,7 +46,7 @@ class Skipped:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of records, keyed by reason."""
+        """The number of skipped records, keyed by reason."""
         return {reason: tally.number for reason, tally in self._unused.items()}
 
     def __str__(self) -> str:

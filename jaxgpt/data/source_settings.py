@@ -19,14 +19,14 @@ Kind = Literal["text", "token ids", "conversations", "preference pairs", "prompt
 
 
 def check_sources(config: Config, tokens: int = 0) -> None:
-    """Check that the paths exist and that conversations can be read, before anything slow, such as reading weights.
+    """Check that the paths exist and that records are valid, before slow work, such as reading weights.
 
     Args:
         config: config of a run or preset; its `data` and `directory` are used.
         tokens: number of training tokens so far; the sources of mixtures that have ended are not checked.
 
     Raises:
-        UserError: if a path is missing or a record is not a conversation.
+        UserError: if a path is missing, or a record is not a conversation, preference pair or prompt, as the objective needs.
     """
     for each in remaining_sources(config.data, tokens):
         found = located(each, config.directory)
@@ -40,7 +40,7 @@ def check_sources(config: Config, tokens: int = 0) -> None:
 
 
 def check_windows_begin(config: Config, setting: str) -> None:
-    """Check that a source of the data has windows with a beginning-of-text token that a setting can change.
+    """Check that a setting of the beginning-of-text token applies to a source, which must be divided into windows.
 
     Raises:
         UserError: if a path is missing, or no source is a text.
@@ -92,7 +92,7 @@ def located(data: DataConfig, directory: str) -> DataConfig:
 
 
 def base_directory(config: Config) -> str:
-    """Return the directory with the relative paths of the data: where the run was started, or the current directory."""
+    """Return the base of relative data paths: the directory where the run was started, or the current directory."""
     here = str(Path.cwd())
     paths = [each.path for each in config.data.sources]
     for directory in (config.directory or here, here):
@@ -123,7 +123,7 @@ def kind_of(config: Config, data: DataConfig) -> Kind:
 
 
 def _needed_kind(post: PostConfig) -> Kind | None:
-    """Return the kind of data that an objective needs; None: any text, token ids or conversations."""
+    """Return the kind of data that an objective needs; None: text, token ids or conversations."""
     if post.is_preference:
         return "preference pairs"
     if post.is_rollout:

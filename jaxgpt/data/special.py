@@ -1,6 +1,6 @@
 """Special tokens of a model, defined in transformers files next to tokenizer.json.
 
-generation_config.json      ids that begin and end a text; for ids that it lacks, config.json; defaults of sampling
+generation_config.json      ids that begin and end a text (missing ids: from config.json); defaults of sampling
 tokenizer_config.json       names of the tokens (`bos_token`, ...), further tokens, added tokens, the chat template
 special_tokens_map.json     names of the tokens; read if tokenizer_config.json has no `added_tokens_decoder`
 added_tokens.json           ids of added tokens; read if tokenizer_config.json has no `added_tokens_decoder`
@@ -20,7 +20,7 @@ from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKE
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
 
-# Names of special tokens in chat templates. A model may have further ones, such as `image_token`.
+# Names of special tokens in chat templates. A model may have further names, such as `image_token`.
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
@@ -80,7 +80,7 @@ class SpecialTokens:
 
     @property
     def tokens(self) -> set[str]:
-        """All special tokens, with and without a name, even those that the vocabulary lacks."""
+        """All special tokens, with and without a name, including tokens that the vocabulary lacks."""
         return {token for _, token in self._entries() if token} | set(self.tokenizer.get(EXTRA_BEFORE_5, ()))
 
     def _entries(self) -> Iterator[tuple[str, str | None]]:
@@ -113,7 +113,8 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
 
     Args:
         directory: the directory of tokenizer.json; each file is optional.
-        config: config.json of a model; provides ids that generation_config.json lacks. None: only its model type is read.
+        config: content of the model's config.json, for ids that generation_config.json lacks. None: config.json in the
+            directory is read, but only for the class of the tokenizer.
 
     Raises:
         UserError: if a file cannot be read, or a token, id or template has the wrong type.
@@ -186,8 +187,8 @@ def _declared(values: Mapping[str, Any], path: Path) -> _Declared:
             value = values[name]
             standard[name] = None if value is None else _token(value, f"{path}: {name}")
 
-    # Further names. transformers fixes those with a string or in a group before it reads special_tokens_map.json, which can
-    # therefore replace only tokens stored as objects.
+    # Further names. transformers fixes tokens stored as strings or in a group before it reads special_tokens_map.json.
+    # Therefore, that file can replace only tokens stored as objects.
     further = dict[str, str | None]()
     fixed = dict[str, str | None]()
     for name, value in values.items():
@@ -215,7 +216,8 @@ def _unnamed(values: Mapping[str, Any], path: Path) -> list[str] | None:
 def _merged(first: _Declared, second: _Declared, *, join: bool) -> _Declared:
     """Merge the tokens of two files.
 
-    Names in the second file override the first. Its list is appended to the first (`join`), or used if the first has no list.
+    Names in the second file override names in the first, except fixed names. With `join`, the second list is appended to the
+    first list. If there is no first list, the second is used.
     """
     unnamed = first.unnamed
     if unnamed is None:
@@ -249,7 +251,7 @@ def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
 
 
 def _read_added(path: Path, declared: _Declared) -> list[AddedToken]:
-    """Read added_tokens.json: `{"<unk>": 0, ...}`. The tokens that other files define are special."""
+    """Read added_tokens.json: `{"<unk>": 0, ...}`. Tokens that are also in `declared` are special."""
     special = {*declared.by_name.values(), *(declared.unnamed or ())}
     added = []
     for content, i in _read(path).items():

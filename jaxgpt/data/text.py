@@ -54,7 +54,7 @@ class Text:
 
 
 def read_text(config: DataConfig) -> Text:
-    """Read the text that `data.path` or `data.dataset` specifies.
+    """Read the text of `data.path` or `data.dataset`.
 
     Raises:
         UserError: if the text is missing, empty, too large or not UTF-8, or cannot be downloaded.
@@ -140,7 +140,7 @@ def _read_text_files(directory: Path, files: Sequence[Path]) -> dict[str, bytes]
 
 
 def _notes_on_skipped(files: Sequence[Path], text_bytes: int) -> list[str]:
-    """Describe skipped files, with the path of records that are larger than the text: it may be only documentation."""
+    """Describe skipped files; include the path of records larger than the text, which may be only their documentation."""
     records = [file for file in files if holds_records(file)]
     notes = []
     if len(files) > len(records):
@@ -190,7 +190,7 @@ def _read_text_file(path: Path) -> bytes:
 
 
 def _check_text(data: bytes, path: Path) -> None:
-    """Raise `NotText` if the first bytes of a file, one more than `TEXT_BYTES` at most, are not plain text."""
+    """Raise `NotText` if the first bytes of a file (at most `TEXT_BYTES` + 1) are not plain text."""
     if compression("", data[:HEAD]):
         raise _not_plain(path)
     if data.startswith(NUMPY):

@@ -14,7 +14,7 @@ from jaxgpt.data.formats import unpacked
 from jaxgpt.errors import UserError
 
 BLOCK = 1 << 20  # characters to read at a time
-UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB
+UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB of memory
 
 
 def read_text_pieces(
@@ -59,7 +59,7 @@ def read_text_pieces(
 
 
 def document_identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
-    """Yield the SHA-256 of each document with text of a file, ahead of the reader of its pieces.
+    """Yield the SHA-256 of each non-empty document of a file, before the pieces of the document are read.
 
     The generator ends at an error, which the reader of the pieces reports.
     """

@@ -57,8 +57,8 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> TokenSpli
     A single file, or a directory without validation files, is split at `train_fraction`.
 
     Raises:
-        UserError: if a training file is missing, or a file is empty, damaged, or has no header although the vocabulary
-            needs 32-bit ids.
+        UserError: if there is no training file, a file is empty or damaged, or a file without a header does not hold 16-bit
+            ids or the vocabulary needs 32-bit ids.
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():

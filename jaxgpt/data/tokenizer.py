@@ -18,8 +18,8 @@ from jaxgpt.errors import UserError
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
 
-# Short texts to encode before a continuation, of several kinds: a token that joins one of them to the continuation is unlikely
-# to exist for all of them.
+# Short texts of several kinds to encode before a continuation. It is unlikely that each of them forms a token together with the
+# beginning of the continuation.
 ANCHORS = ("\n", ".", "a", "0", "(", "\u6587")
 
 Ids = Sequence[int] | np.ndarray
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
         return ()
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode a text to int32 ids. The names of special tokens are ordinary text.
+        """Encode a text to int32 ids. Names of special tokens, such as `<|endoftext|>`, are encoded as ordinary text.
 
         Raises:
             UserError: if the text has an unpaired surrogate, or characters or words outside the vocabulary.

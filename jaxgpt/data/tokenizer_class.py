@@ -15,7 +15,7 @@ CLASS_OF = {
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "olmoe": "GPTNeoXTokenizer",
-}  # if no file names a class
+}  # class of a model type if no file specifies a class
 # Types of models that use tokenizer.json as it is, regardless of the class that their files name.
 AS_IN_FILE = ("llava", "mistral", "mistral3", "mixtral", "olmo2", "qwen2")
 SPACE = "\u2581"  # replaces spaces in SentencePiece vocabularies
@@ -45,13 +45,14 @@ class TokenizerClass(NamedTuple):
         return tokenizer_json
 
     def _spaces(self) -> dict[str, Any]:
-        """Return the parts of a tokenizer.json that replace spaces, and restore them."""
+        """Return the parts of a tokenizer.json that replace and restore spaces."""
         is_code = self.name == "CodeLlamaTokenizer"
         adds_space = self.options.get("add_prefix_space")
         if adds_space is None:
             adds_space = True
 
-        # A text begins with a space: also after each special token ("always"), only at its beginning, or never.
+        # A space is added at the beginning of a text and after each special token ("always"), only at the beginning ("first"),
+        # or never.
         if not adds_space:
             scheme = "never"
         elif self.options.get("legacy") and not is_code:
@@ -85,7 +86,7 @@ def read_class(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -
 def _only_replaces_spaces(tokenizer_json: Mapping[str, Any]) -> bool:
     """Return whether a BPE prepares a text only by `Prepend` and `Replace`, or by `Metaspace`.
 
-    The class would drop other steps, such as a Unicode normalization that the model was trained with: they are kept.
+    The class would drop other steps, such as a Unicode normalization used in training. A tokenizer with such steps is kept.
     """
     normalizer = tokenizer_json.get("normalizer")
     words = tokenizer_json.get("pre_tokenizer") or {}

@@ -32,7 +32,8 @@ from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
-WITHOUT_JSON = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")  # files of other tokenizers
+# Files of tokenizers without a tokenizer.json.
+WITHOUT_JSON = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO = "openai-community/gpt2"
 GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
@@ -69,7 +70,7 @@ def make_tokenizer(
 
 
 def _beginnings(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    """Yield the beginnings of texts, in proportion to their length and `size` characters in total, in pieces."""
+    """Yield the beginnings of texts in pieces: `size` characters in total, divided in proportion to the texts' lengths."""
     total = sum(map(len, texts))
     for text in texts:
         length = math.ceil(len(text) * size / max(total, 1))
@@ -81,7 +82,8 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
 
     Args:
         path: tokenizer.json, or its directory.
-        config: config.json of the model; provides ids that generation_config.json lacks. None: only its model type is read.
+        config: content of the model's config.json, for ids that generation_config.json lacks. None: config.json in the
+            directory is read, but only for the class of the tokenizer.
 
     Raises:
         UserError: if a file cannot be read, or the files contradict each other.
@@ -93,7 +95,7 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
 
 
 def load_saved_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer that `save_tokenizer` wrote: its tokenizer.json is used as it is."""
+    """Load a tokenizer that `save_tokenizer` wrote; its tokenizer.json is used unchanged."""
     return _with_special(_from_json(path), read_special_files(path.parent, {}))
 
 
@@ -164,7 +166,7 @@ def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:
         return known
     if files is not None:
         _add_tokens(library, files, path.parent)
-        # A replaced token stays special in memory, but not in a file: read the tokens as a saved tokenizer reads them.
+        # A replaced token stays special in memory, but not in a file: reload the tokens, so that they match a saved tokenizer.
         text = library.to_str()
         library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), f"{path}")
     return call_tokenizers(lambda: SubwordTokenizer(library), f"{path}")
@@ -184,7 +186,7 @@ def how_to_write(directory: Path) -> str:
 def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
     """Add the tokens that tokenizer.json lacks, and recognize each special token of the vocabulary in a text.
 
-    As in transformers, the options of `added_tokens_decoder` replace those in tokenizer.json.
+    As in transformers, the options in `added_tokens_decoder` replace the options in tokenizer.json.
     """
     from tokenizers import AddedToken as LibraryToken
 

@@ -1,4 +1,4 @@
-"""Token ids: a sequence in memory or in memory-mapped files, and the windows of it."""
+"""Token ids: a sequence in memory or in memory-mapped files, and its windows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tokens:
         vocab_size: size of the vocabulary; reading an id outside it is an error.
         end_ids: ids that end a document; empty: documents are not separated.
         first_id: beginning-of-text id, which replaces the first id of each window (an input only); None: windows are
-            the ids as they are.
+            unchanged.
     """
 
     def __init__(
