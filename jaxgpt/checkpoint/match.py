@@ -35,7 +35,7 @@ def weight_names(params: Any) -> list[str]:
 
 
 def name_difference(stored: Any, expected: Any, model: type[GPT]) -> str:
-    """Describe the weights that only a checkpoint or only a model has; "": they have the same, or the checkpoint has none."""
+    """Describe the weights that only a checkpoint or only a model has; "": equal names, or a checkpoint without weights."""
     stored = flatten_params(stored)
     expected = flatten_params(expected)
     lacks = [name for name in stored if name not in expected]

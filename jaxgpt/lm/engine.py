@@ -165,7 +165,7 @@ def _kept_tokens(reusable: int, needed: int) -> int:
 
 
 def _grown_size(size: int, needed: int) -> int:
-    """Return the size to which a cache of `size` slots grows, at least `needed` slots; `size` if it is large enough."""
+    """Return the number of slots, at least `needed`, after a cache of `size` slots has grown; unchanged if large enough."""
     if needed <= size:
         return size
     # Use few different sizes, because each compiles a program. At most 63 slots, or a quarter of the slots, are unused.

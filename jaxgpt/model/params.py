@@ -60,7 +60,7 @@ class Weight(NamedTuple):
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
-# What determines the weights of a model: its config, or the model itself if it is a subclass of GPT with other weights.
+# A config determines the weights of a model. For a subclass of GPT with other weights, pass the model itself.
 Model = ModelConfig | GPT
 
 

@@ -29,7 +29,7 @@ class Step(NamedTuple):
     halo_layers: int = 0  # number of layers in which a device receives only the keys before its tokens
     halo: int = 0  # number of tokens with these keys
     logit_chunks: int = 1  # chunks of the logits of a microbatch (train.loss_chunk)
-    reference: ModelConfig | None = None  # architecture of frozen weights with which the objective computes
+    reference: ModelConfig | None = None  # architecture of the frozen weights that the objective reads
     reference_weights: float = 0.0  # elements of these weights, gathered along fsdp
 
     @property

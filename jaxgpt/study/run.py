@@ -95,7 +95,7 @@ class Captured(NamedTuple):
     Attributes:
         logits: `[B, T, V]`.
         hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last after the
-            final norm, if any. These are the `hidden_states` of transformers.
+            final norm, if any. In transformers, these are the `hidden_states`.
         attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """
 

@@ -123,7 +123,7 @@ class Checkpoints:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: save the last state at the end, also after an error in all processes, if the state is intact.
+        """Context manager: if the last state is intact, save it at the end, or after an error in all processes.
 
         The last line of the metrics file records how the run ended. On exit, the metrics file and the saver are closed.
 

@@ -356,7 +356,7 @@ def test_the_report_counts(folder: Path) -> None:
 
 
 def test_messages_that_the_template_omits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The warning is that of conversations: without it, a model may learn without the text of its system messages."""
+    """Conversations have the same warning: otherwise, a model may learn without the text of its system messages."""
     monkeypatch.chdir(tmp_path)
     own = talker(8, end=False).tokenizer
     begin = "{% for m in messages %}{% if m.role != 'system' %}"

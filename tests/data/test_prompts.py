@@ -145,7 +145,7 @@ def test_text_is_rejected() -> None:
 
 
 def test_messages_that_the_template_omits_are_reported() -> None:
-    """The warning is that of conversations: without it, a model may learn without the text of its system messages."""
+    """Conversations have the same warning: otherwise, a model may learn without the text of its system messages."""
     own = talker(8, end=False).tokenizer
     begin = "{% for m in messages %}{% if m.role != 'system' %}"
     turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
