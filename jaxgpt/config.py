@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxgpt.data_settings import OF_CHATS as OF_CHATS  # this module exports all settings and options
 from jaxgpt.data_settings import DataConfig as DataConfig
-from jaxgpt.data_settings import place_of as place_of
 from jaxgpt.errors import UserError
 from jaxgpt.model_settings import ModelConfig as ModelConfig
 from jaxgpt.options import BeamParams as BeamParams
@@ -136,12 +135,6 @@ class Config(Section):
         return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
-    def has_documents(self) -> bool:
-        """Whether windows have document ids; windows of conversations always do."""
-        sources = [replace(each, path=place_of(each.path, self.directory)) for each in self.data.sources]
-        return self.data.documents != "flow" or any(each.conversations for each in sources)
-
-    @property
     def decay_steps(self) -> int:
         """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps
@@ -153,22 +146,24 @@ class Config(Section):
     def with_settings(self, given: Mapping[str, Any]) -> Config:
         """Return a copy with changed settings, keyed by dotted name: `{"train.steps": 10}`.
 
-        A new data.path removes data.mix, and a new data.mix removes data.path, unless both are given.
+        A new data.path removes data.mix, unless both are given. A new data.mix removes data.path, unless both are given or
+        training begins with data.path, before the first mixture of a schedule.
 
         Raises:
             UserError: if a setting is unknown, its value is invalid, or settings conflict.
         """
-        given = dict(given)
-        for name, other, empty in (("data.path", "data.mix", ()), ("data.mix", "data.path", "")):
-            if name in given:
-                given.setdefault(other, empty)
+        new = dict(given)
+        if "data.path" in given:
+            new.setdefault("data.mix", ())
+        elif "data.mix" in given and DataConfig(mix=given["data.mix"]).begins_with_mixture:
+            new["data.path"] = ""
         if given.get("train.epochs") and "train.steps" in given:
             raise UserError("train.steps and train.epochs both set the length of the run: omit one of them")
 
         # Sort the settings by section; the settings of `Config` itself have no section.
         known = flat(self)
         by_section: dict[str, dict[str, Any]] = {}
-        for name, value in given.items():
+        for name, value in new.items():
             if name not in known:
                 raise UserError(f"unknown setting {name}{similar_setting(name, known)}")
             section, _, last = name.rpartition(".")

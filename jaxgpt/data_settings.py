@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from jaxgpt.directories import holds_records
 from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
 from jaxgpt.settings import MAX_VOCAB, Section, setting
 from jaxgpt.template_variables import parse_variables
@@ -53,10 +51,9 @@ class DataConfig(Section):
 
     def check(self) -> Iterator[str]:
         parse_variables(self.chat_template_kwargs, "data.chat_template_kwargs")  # raises an error if they are invalid
-        if self.stride and (self.conversations or self.documents == "pack"):
-            yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
-        begins_with_mixture = bool(self.mix) and bool(self.phases[0].words)
-        if self.path and begins_with_mixture:
+        if self.stride and self.documents == "pack":
+            yield f"data.stride {self.stride} does not apply to packed documents (data.documents pack): set it to 0"
+        if self.path and self.begins_with_mixture:
             yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
         for phase in self.phases:
             self.weights(phase)  # raises an error if the words are invalid
@@ -71,6 +68,11 @@ class DataConfig(Section):
         """The mixtures of the run, in order; without `mix`, a single phase without words."""
         return split_phases(self.mix)
 
+    @property
+    def begins_with_mixture(self) -> bool:
+        """Whether `mix` replaces `path` and `dataset` from the first step."""
+        return bool(self.phases[0].words)
+
     def weights(self, phase: Phase) -> dict[str, int]:
         """Return the integer weight of each path of a phase; the built-in text has an empty path."""
         return integer_weights(phase.words) if phase.words else {self.path: 1}
@@ -82,41 +84,22 @@ class DataConfig(Section):
         return [replace(self, path=path, mix=()) for path in paths]
 
     @property
-    def streams(self) -> dict[str, str]:
+    def stream_names(self) -> dict[str, str]:
         """The name of the random stream of each source, keyed by path. A stream survives changes of the mixture."""
-        begins_with_mixture = bool(self.phases[0].words)
         numbered = {each.path: f" of source {number}" for number, each in enumerate(self.sources)}
-        return numbered if begins_with_mixture else numbered | {self.path: ""}
+        return numbered if self.begins_with_mixture else numbered | {self.path: ""}
 
     def with_phases(self, phases: Sequence[Phase]) -> DataConfig:
         """Return a copy with these mixtures; a first phase without words is the data of `path`, or the built-in text."""
         path = "" if phases[0].words else self.path
         return replace(self, path=path, mix=join_phases(phases))
 
-    @property
-    def last(self) -> DataConfig:
-        """The settings with only the last mixture."""
+    def with_last_mixture(self) -> DataConfig:
+        """Return a copy with only the last mixture."""
         *_, phase = self.phases
         return self.with_phases([Phase(0, phase.words)])
 
-    def until(self, tokens: int) -> DataConfig:
-        """Return the settings with only the mixtures of the first `tokens` training tokens."""
+    def with_mixtures_before(self, tokens: int) -> DataConfig:
+        """Return a copy with only the mixtures of the first `tokens` training tokens."""
         first, *others = self.phases
         return self.with_phases([first, *(phase for phase in others if phase.tokens < tokens)])
-
-    @property
-    def conversations(self) -> bool:
-        """Whether `path` is a file of conversations, or a directory of such files."""
-        path = Path(self.path)
-        if self.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
-            return False  # their text is the vocabulary of the tokenizer
-        return bool(self.path) and holds_records(path)
-
-
-def place_of(path: str, directory: str) -> str:
-    """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
-    started = Path(directory, path)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if path and is_elsewhere and started.exists():
-        return str(started)
-    return path

@@ -67,6 +67,14 @@ def test_a_given_path_drops_a_mixture_and_vice_versa() -> None:
     assert mixed.with_settings({"data.path": "c"}).with_settings({"data.mix": ("a=1",)}).data.path == ""
 
 
+@pytest.mark.parametrize("mix", [("@1000", "b=1"), ()])
+def test_a_mixture_that_begins_later_keeps_the_path(mix: tuple[str, ...]) -> None:
+    """A schedule that begins with `@TOKENS` trains on data.path first; without mixtures, it is the only data."""
+    config = Config().with_settings({"data.path": "c"})
+    changed = config.with_settings({"data.mix": mix})
+    assert (changed.data.path, changed.data.mix) == ("c", mix)
+
+
 def test_an_unknown_setting_is_an_error() -> None:
     with pytest.raises(UserError, match=r"unknown setting train.step \(did you mean train.steps\?\)"):
         Config().with_settings({"train.step": 7})

@@ -20,6 +20,7 @@ from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
+from jaxgpt.data_files import has_documents
 from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import of_device
@@ -222,7 +223,7 @@ class _Steps:
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program = program
         self.state = state
-        self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.has_documents else ()))
+        self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if has_documents(config) else ()))
         self.step = 0
         self.each = config.train.steps_per_call
         self.input_seconds: list[float] = []  # seconds per step to prepare a batch and put it on the devices

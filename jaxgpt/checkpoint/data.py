@@ -206,7 +206,7 @@ def _describe(run: Run, info: Info, source: str) -> str:
 def _by_path(config: DataConfig, data: Data) -> dict[str, Data]:
     """Key the open sources of a mixture by path."""
     assert isinstance(data.train, Mixture)
-    paths = {stream: path for path, stream in config.streams.items()}
+    paths = {stream: path for path, stream in config.stream_names.items()}
     return {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
 
 

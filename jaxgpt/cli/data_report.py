@@ -48,7 +48,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     is_run = _is_run(target)
     # A mixture is described as it is at the end of a run; preference pairs have their own report.
     config = with_settings(base, settings)
-    config = replace(config, data=config.data.last)
+    config = replace(config, data=config.data.with_last_mixture())
     if config.post.is_rollout:
         raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
     config = _for_pairs(config, is_run)

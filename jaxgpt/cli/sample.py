@@ -128,7 +128,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
         raise UserError(f"--check-memorized does not apply to {target}: the run has no record of its training data")
     run = Run(Path(target))
     info = info_of(run, checkpoint)
-    config = replace(lm.config, data=data.until(info.tokens))
+    config = replace(lm.config, data=data.with_mixtures_before(info.tokens))
     _, opened, change = open_run_data(run, info, config, lm.tokenizer, progress)
     if change:
         raise UserError(f"{change}; restore it")

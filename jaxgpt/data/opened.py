@@ -123,7 +123,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
     """
     if len({part.train.has_documents for part in parts.values()}) > 1:
         raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
-    streams = data.streams
+    streams = data.stream_names
     ordered = {path: parts[path] for path in streams if path in parts}
 
     # Training: the mixtures in their order.

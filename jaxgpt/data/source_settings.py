@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from jaxgpt.config import Config, DataConfig, place_of
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.preferences import check_preferences
 from jaxgpt.data.prompts import check_prompts
 from jaxgpt.data.token_files import is_token_path
+from jaxgpt.data_files import holds_conversations, place_of
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
 from jaxgpt.post_settings import PostConfig
@@ -67,7 +68,7 @@ def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
 def with_path(config: Config, path: str) -> Config:
     """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
     if not path:
-        return replace(config, data=config.data.last)
+        return replace(config, data=config.data.with_last_mixture())
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
 
 
@@ -102,12 +103,18 @@ def base_directory(config: Config) -> str:
 
 
 def kind_of(config: Config, data: DataConfig) -> Kind:
-    """Return the kind of data of a source; raise `UserError` if the objective needs a different kind."""
+    """Return the kind of data of a source.
+
+    Raises:
+        UserError: if the objective needs a different kind, or `data.stride` does not apply to the kind.
+    """
     if data.path and Path(data.path).exists():
         check_kind(Path(data.path))
     post = config.post
     needed = _needed_kind(post)
-    if data.conversations:
+    if holds_conversations(data):
+        if data.stride:
+            raise UserError(f"data.stride {data.stride} does not apply to conversations: set it to 0")
         return needed or "conversations"
 
     kind: Kind = "token ids" if data.path and is_token_path(Path(data.path)) else "text"

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config
+from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu, norms
 from jaxgpt.kernels.devices import LANES
@@ -229,6 +230,6 @@ def _lack(name: str, config: Config, device: jax.Device | Target) -> str:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     if config.window % 2:
         return f"needs an even window, not {config.window_setting}"
-    if config.has_documents:
+    if has_documents(config):
         return "does not support documents (data.documents mask or pack, conversations)"
     return ""

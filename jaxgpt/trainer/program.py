@@ -21,6 +21,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config
+from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
@@ -151,7 +152,7 @@ class Program:
         """
         if spec is None:
             T = self.config.window
-            spec = np.zeros((0, T, 3) if self.config.has_documents else (0, T + 1), np.int32)
+            spec = np.zeros((0, T, 3) if has_documents(self.config) else (0, T + 1), np.int32)
         shape = (self.rows_per_step,) if steps == 1 else (steps, self.rows_per_step)
         sharding = batch_sharding(self.mesh, several=steps > 1)
 

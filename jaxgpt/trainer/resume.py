@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, DataConfig, changes, place_of
+from jaxgpt.config import Config, DataConfig, changes
 from jaxgpt.data.index import read_index
+from jaxgpt.data_files import place_of
 from jaxgpt.directories import RECORDS
 from jaxgpt.errors import UserError, short_repr
 

@@ -16,6 +16,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.source_settings import located
+from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.start import Start
@@ -168,5 +169,5 @@ def test_windows_of_conversations_have_documents_from_another_directory(
     monkeypatch.chdir(tmp_path / "elsewhere")
     for path in ("talks", "talks.json"):
         data = DataConfig(path=path, tokenizer="gpt2")
-        assert Config(data=data, directory=str(start)).has_documents
-        assert not Config(data=data).has_documents
+        assert has_documents(Config(data=data, directory=str(start)))
+        assert not has_documents(Config(data=data))

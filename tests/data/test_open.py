@@ -23,6 +23,7 @@ from jaxgpt.data.run_tokenizer import vocab_size
 from jaxgpt.data.source_settings import check_sources
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import bytes_per_token
 
@@ -75,8 +76,8 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
     assert found.tokenizer.vocab_size == (len(set(TEXT)) if size == "char" else int(size)) == vocab_size(config)
     for split in (found.train, found.val):
         rows = split.windows(np.asarray(split.eval_starts(T, T)), T)
-        assert rows.shape[1:] == ((T, 3) if config.has_documents else (T + 1,))
-        assert split.has_documents == config.has_documents
+        assert rows.shape[1:] == ((T, 3) if has_documents(config) else (T + 1,))
+        assert split.has_documents == has_documents(config)
         ids = rows[..., :2]
         assert -1 <= ids.min() <= ids.max() < found.tokenizer.vocab_size
         assert len(split.take(0, len(split))) == len(split)

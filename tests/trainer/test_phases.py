@@ -176,7 +176,7 @@ def test_a_path_may_become_a_mixture() -> None:
     last = checkpoint(Config(data=DataConfig(path="a")), 5, 20)
     data = continued(config_of(["a=1", "b=1"]), last).data
     assert (data.path, " ".join(data.mix)) == ("a", "@80 a=1 b=1")
-    assert data.streams == {"a": "", "b": " of source 1"}, "the order of windows of a path is kept"
+    assert data.stream_names == {"a": "", "b": " of source 1"}, "the order of windows of a path is kept"
     assert continued(config_of(["a=1"]), last).data == DataConfig(path="a")
 
 
