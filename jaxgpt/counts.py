@@ -31,7 +31,7 @@ def parameter_count(params: Any) -> int:
 
 
 def active_count(model: Model, params: Any) -> int:
-    """Count the parameters that compute one token: of a stack of experts, `experts_per_token` matrices."""
+    """Count the parameters that compute one token; a stack of experts counts as `experts_per_token` matrices."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(_active_size(path, leaf, model) for path, leaf in leaves)
 
@@ -58,9 +58,8 @@ def parameter_table(params: Any) -> dict[str, int]:
 def multiplied_parameters(model: Model, params: Any) -> int:
     """Count the parameters in the matrix products of one token: matrices, and a tied token embedding.
 
-    All matrices of a stack count, but of experts only `experts_per_token`.
-
-    Arguments as for `flops_per_token`.
+    All matrices of a stack count, except that a stack of experts counts as `experts_per_token` matrices. Arguments as for
+    `flops_per_token`.
     """
     kinds = ("matrix", "table") if config_of(model).tie_embeddings else ("matrix",)
     total = 0

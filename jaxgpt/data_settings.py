@@ -11,7 +11,7 @@ from jaxgpt.settings import MAX_VOCAB, Section, setting
 from jaxgpt.template_variables import parse_variables
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
-OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a model has been trained with
+OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a run inherits with its weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,9 @@ class DataConfig(Section):
         "python", "built-in text to use when no path is given"
     )
     path: str = setting(
-        "", "text, tokens (.bin) or conversations (.jsonl, .json, .parquet): file or directory; empty: use data.dataset"
+        "",
+        "file or directory of text, tokens (.bin), or conversations, pairs or prompts (.jsonl, .json, .parquet); empty: use "
+        "data.dataset",
     )
     mix: tuple[str, ...] = setting(
         (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
@@ -34,12 +36,18 @@ class DataConfig(Section):
     train_fraction: float = setting(
         0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
     )
-    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable conversations: fail, or skip and count them")
-    sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
+    on_error: Literal["fail", "skip"] = setting(
+        "fail", "on unusable conversations, pairs or prompts: fail, or skip and count them"
+    )
+    sampling: Literal["epoch", "random"] = setting(
+        "epoch", "epoch: draw windows without replacement; random: draw each window independently"
+    )
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
     stride: int = setting(0, "tokens between starts of windows; 0: the window length, with a new offset each epoch", 0)
     documents: Literal["flow", "mask", "pack"] = setting(
-        "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, split only if necessary"
+        "flow",
+        "flow: concatenate documents; mask: attention and targets end at their boundaries; pack: as mask, and documents are "
+        "split only if necessary",
     )
     bos: Literal["auto", "yes", "no"] = setting(
         "auto", "begin texts, pairs and prompts with the beginning-of-text token; auto: if the tokenizer prepends it"

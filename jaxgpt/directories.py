@@ -39,13 +39,13 @@ EVALUATION = "evaluation.json"  # loss of each window in the last evaluation
 RESULTS = ("metrics.jsonl", EVALUATION, "baselines.json", "tasks.json", SAMPLES, "loss.png")
 RUN_FILES = (*RUN_NEEDED, *OF_TOKENIZER, *RESULTS, TRACKERS, PROFILE)
 PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
-RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files of records: one per line or row
+RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files with a record per line or row
 DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
 # Descriptions of a data set, as the library datasets writes them.
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 LOG = re.compile(r".*\.log|nohup\.out|slurm-.*\.(out|err)", re.IGNORECASE)  # names of logs, which grow during a run
-HEAD = 1 << 16  # bytes of a JSON file to look at
-# The beginning of an array of objects, or a complete object in the first line or in all of the beginning.
+HEAD = 1 << 16  # bytes of a JSON file that show its layout
+# The beginning of an array of objects, or of an object; its first line ends with a brace, or is longer than `HEAD`.
 _RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
 
 
@@ -55,7 +55,7 @@ class Listing:
 
     Attributes:
         files: visible files, sorted by path.
-        skipped: number of skipped directories by what they hold, such as {"run": 2}, and of logs.
+        skipped: number of skipped directories, logs and output files, keyed by kind: {"run": 2}.
     """
 
     files: tuple[Path, ...]
@@ -63,7 +63,7 @@ class Listing:
 
     @property
     def note(self) -> str:
-        """The skipped directories and logs, such as `2 runs and 1 exported model`, or ""."""
+        """The skipped directories and files, such as `2 runs and 1 exported model`, or ""."""
         return " and ".join(plural(number, kind) for kind, number in self.skipped.items())
 
 
@@ -72,7 +72,7 @@ def list_files(directory: Path) -> Listing:
 
     Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
     to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
-    command are skipped, and logs (`LOG`), unless most of the files and most of the bytes are logs.
+    command are skipped. Logs (`LOG`) are also skipped, unless most of the files and most of the bytes are logs.
     """
     skipped = Counter[str]()
     files = [*_walk(directory, directory.resolve(), skipped, set())]
@@ -86,7 +86,7 @@ def list_files(directory: Path) -> Listing:
 
 
 def _bytes(files: Sequence[Path]) -> int:
-    """Return the size of all files; a file that has been deleted meanwhile counts 0."""
+    """Return the size of all files in bytes; a file that has been deleted meanwhile counts as 0."""
     total = 0
     for file in files:
         with suppress(OSError):
@@ -158,7 +158,7 @@ def _begins_as_records(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
-    except OSError:  # its reader reports the error
+    except OSError:  # the reader of the file reports the error
         return False
     return bool(_RECORDS.match(head.removeprefix(codecs.BOM_UTF8)))
 

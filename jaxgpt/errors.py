@@ -35,7 +35,7 @@ class TrainingFailed(RuntimeError):
 
 
 class WriteFailed(TrainingFailed):
-    """A checkpoint could not be written; `cause` has the number of the operating system's error, if known."""
+    """A checkpoint could not be written; `cause` is an `OSError` with the error number, if known."""
 
     def __init__(self, reason: str, number: int | None) -> None:
         super().__init__(f"a checkpoint could not be written ({reason})")

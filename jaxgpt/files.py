@@ -54,10 +54,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> bool:
-    """Write a file under a unique name, then rename it; return False if a different process deleted it before.
+    """Write a file under a unique name, then rename it; return False if a different process deleted it before the rename.
 
     The lock shows that this process is alive. Buckets mounted as a directory cannot rename an open file, so the file is
-    closed before.
+    closed before the rename.
     """
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
@@ -96,10 +96,10 @@ def sync_directory(path: Path) -> None:
 
 
 def check_renames(directory: Path, shown: Path) -> None:
-    """Check that a directory with files can be renamed in `directory`, as a complete checkpoint or model is.
+    """Check that a directory with files can be renamed in `directory`, as when a checkpoint or model is complete.
 
-    Raises `UserError`, with the path `shown`, on a bucket that is mounted without this function. A killed process leaves
-    names that end in .partial.
+    Raises `UserError`, with the path `shown`, on a mounted bucket without support for such renames. A killed process leaves
+    directories with names that end in .partial.
     """
     probe = directory / "probe.partial"
     renamed = directory / "renamed.partial"
@@ -219,5 +219,5 @@ def read_own_json(path: Path, fix: str) -> dict[str, Any]:
 
 
 def damaged(path: Path, fix: str) -> UserError:
-    """Return the error for a file that only jaxgpt writes, with other content."""
+    """Return the error for invalid content of a file that only jaxgpt writes."""
     return UserError(f"{path} is damaged: {fix}")

@@ -65,7 +65,7 @@ def download(
 
 
 def check_upload(repo: str) -> None:
-    """Raise `UserError` if `upload` would fail for its name or for a missing login."""
+    """Raise `UserError` if `upload` would fail because of an invalid repository name or a missing login."""
     from huggingface_hub import get_token
 
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo):
@@ -77,14 +77,14 @@ def check_upload(repo: str) -> None:
 def upload(directory: Path, repo: str, private: bool = True, replaced: Sequence[str] = ()) -> str:
     """Upload the files of a directory as one commit, and return the address of the model; the directory is unchanged.
 
-    The repository is created if it does not exist. The token comes from the hub's own login. Programs may load the files of an
-    earlier model, such as weights in a single file, instead of new ones: the commit deletes the files in `replaced`.
+    The repository is created if it does not exist. The token comes from the hub's own login. The commit deletes the files in
+    `replaced`, because programs may load files of an earlier model, such as weights in a single file, instead of the new files.
 
     Args:
         directory: an exported model.
         repo: name of the repository, `owner/name`.
-        private: whether a new repository is private; an existing one keeps its visibility.
-        replaced: glob patterns of files to delete from the repository, except those that are uploaded.
+        private: whether a new repository is private; an existing repository keeps its visibility.
+        replaced: glob patterns of files to delete from the repository, except uploaded files.
 
     Raises:
         UserError: if the user is not logged in or lacks permission, or the hub cannot be reached or rejects the files.
@@ -112,9 +112,9 @@ def upload(directory: Path, repo: str, private: bool = True, replaced: Sequence[
 def reachable(timeout: float = TIMEOUT) -> bool:
     """Return whether the hub, or the proxy to it, accepts a connection within `timeout` seconds.
 
-    Otherwise the hub's client would retry for half a minute. The client itself waits for answers, as long as
-    HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT allow. In offline mode, return True without a request: the client then
-    uses only its cache.
+    Without this check, the hub's client would retry for half a minute. This function does not wait for an answer: the client
+    does, as long as HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT allow. In offline mode, return True without a request,
+    because the client then uses only its cache.
     """
     from huggingface_hub import constants, get_session
 

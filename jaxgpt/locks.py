@@ -20,7 +20,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file syste
 
 
 class Locked(UserError):
-    """A directory is locked by another process."""
+    """A directory is locked by a different process."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
 
 
 def has_writer(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of `sole_writer`; None: it is on another host, and may have been killed.
+    """Return whether a process holds the lock of `sole_writer`; None: it is on a different host, and may be dead.
 
     The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its
     end; if it was killed, the file still has its id.
@@ -73,13 +73,13 @@ def has_writer(directory: Path) -> bool | None:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists, and is of another user
+        pass  # the process exists, and belongs to a different user
     return True
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file, and create it if missing; wait while another process holds the lock."""
+    """Lock a file, and create it if missing; wait while a different process holds the lock."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ class ModelConfig(Section):
     rope_local_theta: float = setting(0.0, "RoPE: base in layers with a sliding window; 0: rope_theta", 0.0, 1e12)
     rope_fraction: float = setting(1.0, "RoPE: fraction of a head's channels that are rotated", above=0.0, high=1.0)
     rope_factor: float = setting(1.0, "scaling of RoPE: factor of long wavelengths; 1: off", 1e-6, 1e12)
-    rope_scaling: Literal["llama3", "yarn"] = setting("llama3", "kind of scaling of RoPE, if rope_factor is not 1")
+    rope_scaling: Literal["llama3", "yarn"] = setting("llama3", "kind of RoPE scaling, if rope_factor is not 1")
     rope_low_freq_factor: float = setting(
         1.0, "Llama 3: scale wavelengths above rope_original_context / this", 1e-6, 1e12
     )
@@ -67,7 +67,9 @@ class ModelConfig(Section):
     n_experts: int = setting(0, "E, number of experts; each computes some of the tokens; 0: one MLP", 0, 2**16)
     experts_per_token: int = setting(2, "A, number of experts that compute each token", 1, 2**16)
     shared_experts: int = setting(0, "experts that compute every token: one MLP of this many times the width", 0, 2**16)
-    router: Literal["softmax", "sigmoid"] = setting("softmax", "scores of the experts, from the router's logits")
+    router: Literal["softmax", "sigmoid"] = setting(
+        "softmax", "function from the router's logits to scores of the experts"
+    )
     router_normalize: bool = setting(True, "divide the scores of a token's experts by their sum")
     router_scale: float = setting(1.0, "factor of the scores of a token's experts", above=0.0, high=1e6)
     router_bias: bool = setting(False, "choose experts by score plus a bias that evens out their load")

@@ -1,4 +1,4 @@
-"""Options that are not settings of a run: of generation, of data preparation, and of the processes of a distributed run."""
+"""Options that are not settings of a run: generation, data preparation, and the processes of a distributed run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ SEED = 1337  # default seed for sampling
 class SamplingParams(Section):
     """Sampling parameters. `jaxgpt.generate` and `jaxgpt sample` have the same defaults.
 
-    Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
-    min-p.
+    Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p, min-p.
     """
 
     temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
@@ -115,7 +114,7 @@ class DistributedConfig(Section):
 
     prefix = "distributed"
 
-    coordinator: str = setting("", "HOST:PORT of process 0, auto, none; empty: auto on Slurm, MPI, GKE, otherwise none")
+    coordinator: str = setting("", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, else none")
     num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
     process_id: int = setting(-1, "index of this process, from 0")
     bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")

@@ -44,7 +44,7 @@ USED_BY = {
 
 
 def shown_reward(word: str) -> str:
-    """Return a word of `post.reward`, FILE.py:FUNCTION without the directory of the file; with or without =WEIGHT."""
+    """Return a word of `post.reward`, with or without =WEIGHT; FILE.py:FUNCTION loses the directory of the file."""
     file, _, function = word.rpartition(":")
     if not file.endswith(".py"):
         return word
@@ -117,9 +117,9 @@ class PostConfig(Section):
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
     max_new_tokens: int = setting(64, "rollouts: maximum number of tokens of an answer", 1, MAX_TOKENS)
     overlong_tokens: int = setting(
-        0, "rewards: penalty for the last tokens before max_new_tokens, from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
+        0, "rewards: tokens before max_new_tokens over which a penalty grows from 0 to 1 (DAPO); 0: off", 0, MAX_TOKENS
     )
-    mask_truncated: bool = setting(False, "rewards: no loss on answers without an end after max_new_tokens (DAPO)")
+    mask_truncated: bool = setting(False, "rewards: no loss on answers that do not end within max_new_tokens (DAPO)")
     rollout_epochs: int = setting(1, "rollouts: passes over the answers of a rollout", 1, 2**16)
     clip_low: float = setting(0.2, "rewards: lower clipping range of the probability ratio", 0.0, high=1.0)
     clip_high: float = setting(0.2, "rewards: upper clipping range of the probability ratio; DAPO uses 0.28", 0.0, 1e3)
@@ -178,7 +178,7 @@ class PostConfig(Section):
 
     @property
     def answer_fields(self) -> dict[str, str]:
-        """The field of each record with the expected answer, keyed by the built-in reward that reads it."""
+        """The name of the field with the expected answer, keyed by the built-in reward that reads it."""
         fields = {}
         for name in self.reward_weights:
             kind, _, field = name.partition(":")

@@ -36,7 +36,7 @@ class MiscompiledReductions(RuntimeWarning):
 def set_safe_flag() -> None:
     """If jaxlib miscompiles, add `SAFE_FLAG` to XLA_FLAGS; warn if the flag is missing and cannot be added.
 
-    `import jaxgpt` calls this function, and changes nothing else of the process.
+    `import jaxgpt` calls this function, and changes nothing else in the process.
     """
     if add_flag(SAFE_FLAG):
         return
@@ -52,7 +52,7 @@ def set_safe_flag() -> None:
 
 
 def set_quick_flag() -> None:
-    """Add `QUICK_FLAG` to XLA_FLAGS, if XLA has not started: commands, `train`, `build` and `load` call this function."""
+    """Add `QUICK_FLAG` to XLA_FLAGS, if XLA has not started. Commands, `train`, `build` and `load` call this function."""
     add_flag(QUICK_FLAG)
 
 

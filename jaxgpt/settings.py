@@ -76,7 +76,7 @@ class Section:
 
 
 def _kinds(section: Any) -> dict[str, Any]:
-    """Return the type of each field of a section, with the present values of its Literals: a program may extend them."""
+    """Return the type of each field of a section, with the current values of its Literals, which a program may extend."""
     module = vars(sys.modules[section.__module__])
     named = tuple(module.get(str(each.type)) for each in fields(section))
     return _resolved(section, named)
@@ -84,7 +84,7 @@ def _kinds(section: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _resolved(section: type, named: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the type hints of a section; `named`, the types that its hints name, is part of the cache key."""
+    """Return the type hints of a section; `named`: the types in its hints, part of the cache key."""
     return get_type_hints(section)
 
 
@@ -161,7 +161,7 @@ def similar_setting(name: str, known: Iterable[str]) -> str:
 
 
 def _section_and_last(name: str) -> tuple[str, str]:
-    """Split --train.steps into train and steps; the section of a name without one is ""."""
+    """Split --train.steps into train and steps; the section may be ""."""
     section, _, last = name.lstrip("-").rpartition(".")
     return section, last
 

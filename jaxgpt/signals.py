@@ -113,8 +113,8 @@ class TimeLimitReached(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeLimitReached` in a block that takes longer than `seconds`; only in the main thread, with SIGALRM.
 
-    Unlike the wait for a thread, the alarm also ends a regular expression, which keeps the interpreter's lock. After the limit,
-    it comes again every second at most, in case a bare `except` in the block has swallowed it.
+    Unlike waiting for a thread, an alarm also ends a regular expression, which holds the interpreter's lock. After the limit,
+    the alarm repeats at least once per second, in case a bare `except` in the block has caught the exception.
     """
 
     def expire(number: int, frame: object) -> None:

@@ -26,7 +26,7 @@ class OptimConfig(Section):
         high=1e3,
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: constant, then linear decay")
     warmup_steps: int = setting(100, "steps of linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
     decay_steps: int = setting(0, "step at which min_lr is reached; 0: train.steps", 0)
     cooldown_steps: int = setting(0, "wsd: steps of the final decay; 0: a fifth of decay_steps", 0)
@@ -45,7 +45,7 @@ class OptimConfig(Section):
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
     not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop, or skip the update")
     spike_factor: float = setting(
-        0.0, "skip updates with loss or gradient norm above this times its running mean; 0: off", 0.0, 1e6
+        0.0, "skip updates with loss or gradient norm above this multiple of its running mean; 0: off", 0.0, 1e6
     )
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 

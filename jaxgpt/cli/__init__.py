@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     """Run the command of a command line and return its exit code."""
-    # Imported here, because a program may have added names of functions (docs/own/activation.md) since its first import.
+    # Imported here, because a program may have added names of functions (docs/own/activation.md) since it imported this module.
     from jaxgpt.cli.parse import parse
 
     command, bound = parse(words)
@@ -51,7 +51,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _check_run(arguments: Mapping[str, Any]) -> None:
-    """Check the run of a command that takes one, to report a wrong path before the command imports JAX."""
+    """Check the argument `run`, if any, to report a wrong path before the command imports JAX."""
     if "run" not in arguments:
         return
     from jaxgpt.checkpoint.run import open_run
@@ -121,10 +121,7 @@ def _with_advice(reason: str) -> str:
 
 
 def entry(*before: str) -> None:
-    """Run the console script; `before` precedes the command-line arguments.
-
-    Compiled programs are cached.
-    """
+    """Run the console script, with a cache of compiled programs; `before` precedes the command-line arguments."""
     tune_memory()
     set_quick_flag()
     skip_missing_tpus()

@@ -1,4 +1,4 @@
-"""Options of other programs: the setting of jaxgpt that does the same, or what jaxgpt does instead (docs/missing.md)."""
+"""Options of other programs: the setting of jaxgpt with the same meaning, or the alternative (docs/missing.md)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_MLA = "no multi-head latent attention: --model.n-kv-head shares keys and valu
 TEXT_ONLY = "text only"
 TEMPERATURE_ONE = (
     "no temperature or filters of rollouts: training draws answers at temperature 1, from the probabilities that it trains, "
-    "and evaluation takes the most probable tokens"
+    "and evaluation of rewards takes the most probable tokens"
 )
 
 # Words of an option (regular expressions), and the alternative. The first match applies.
@@ -60,7 +60,7 @@ ABSENT = (
     ("streaming", "data are local files: prepare them once with jaxgpt data prepare"),
 )
 
-# Words of an option of one section, which other commands have; as in `ABSENT`.
+# The section of an option, its words as in `ABSENT`, and the alternative. Outside the section, the option may exist.
 OF_SAMPLING = "temperature|top-p|min-p|repetition-penalty"
 ABSENT_IN_SECTION = (("post", OF_SAMPLING, TEMPERATURE_ONE), ("train", OF_SAMPLING, TEMPERATURE_ONE))
 

@@ -12,7 +12,7 @@ from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
 
-MENTIONED = 1.5  # least speedup of bfloat16 that the text mentions
+MENTIONED = 1.5  # minimum speedup of bfloat16 to mention in the text
 
 
 def bench(

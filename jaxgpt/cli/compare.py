@@ -113,7 +113,7 @@ def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[st
 
 
 def describe(groups: Sequence[SeedGroup]) -> str:
-    """Format a table of groups, and a sentence for the best group and each other group."""
+    """Format a table of groups, and sentences that compare the best group with each other group."""
     from jaxgpt.study.seeds import difference, sentence
 
     rows = [["group", "seeds", "val loss"]]

@@ -32,8 +32,8 @@ def data_prepare(
 
     Args:
         sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
-            hf:OWNER/NAME[/PATTERN], a Hugging Face dataset; .json: lines, or an array of objects; text and JSON may be
-            compressed (.gz, .xz, .bz2, .zst)
+            hf:OWNER/NAME[/PATTERN], a Hugging Face dataset; .json: lines, an array of objects, or one object; text and
+            JSON may be compressed (.gz, .xz, .bz2, .zst)
         out: directory to write to
     """
     if not sources:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxgpt.data.tokenizer import Tokenizer
     from jaxgpt.progress import Progress
 
-LONGEST = 2**22  # tokens per window that hold any preference pair
+LONGEST = 2**22  # tokens per window, enough for any preference pair
 
 
 def data_report(target: str = "", /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
@@ -46,7 +46,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     """
     base = _base(target, settings)
     is_run = _is_run(target)
-    # A mixture is described as it is at the end of a run; preference pairs have their own report.
+    # A mixture is described as it is at the end of a run; preference pairs have a separate report.
     config = with_settings(base, settings)
     config = replace(config, data=config.data.with_last_mixture())
     if config.post.is_rollout:
@@ -77,7 +77,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
 
 
 def _is_run(target: str) -> bool:
-    """Return whether a target is a run: it has two files. A directory of text may contain one of them."""
+    """Return whether a target is a run, which has both files; a directory of text may contain one of them."""
     has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     return target not in ("", *PRESETS) and has_run_files
 
@@ -122,9 +122,9 @@ def _shares(config: Config, mixture: Data) -> dict[str, float]:
 
 
 def _for_pairs(config: Config, is_run: bool) -> Config:
-    """Return the settings to read preference pairs, if the data are such pairs: unusable pairs are counted.
+    """Return the settings for reading preference pairs if the data are pairs, otherwise `config`.
 
-    Without a run or data.window, no pair is longer than a window.
+    Unusable pairs are skipped and counted. Without a run or data.window, windows are longer than any pair.
     """
     from jaxgpt.data.preferences import are_preferences
     from jaxgpt.directories import holds_records

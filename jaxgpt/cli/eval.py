@@ -46,11 +46,12 @@ def eval(
 ) -> int:
     """Compute the loss of a run on its validation split or a different text, or evaluate it on tasks.
 
-    Results of tasks are kept in tasks.json of the run, and printed by info and the model card.
+    Results of tasks are kept in tasks.json of the run; info and model cards show them.
 
     On preference pairs, a run with post.objective dpo or similar prints the loss of the objective,
-    and the fraction of pairs with a higher reward for the chosen answer. On prompts, a run of
-    on-policy-distill prints the divergence from its teacher on the answers of the run.
+    and the fraction of pairs with a higher reward for the chosen answer. On prompts, a run with
+    rewards prints the mean reward of its answers, and a run of on-policy-distill prints the
+    divergence from its teacher on its answers.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt
@@ -59,9 +60,10 @@ def eval(
 
     Args:
         run: run to evaluate
-        path: text, tokens, conversations or pairs; empty: the run's validation data or, without a split, training data
+        path: text, tokens, conversations, pairs or prompts; empty: validation data of the run or, without these, its
+            training data
         bos: begin each window of a text with the beginning-of-text token; by default, as in training; only for text
-        on_error: on unreadable conversations: fail, or skip and count them; by default, as in training
+        on_error: on unusable conversations, pairs or prompts: fail, or skip and count them; by default, as in training
         tasks: evaluate these tasks of lm-evaluation-harness instead of a text: names or YAML files, separated by commas
         tasks_path: directory with YAML files of further tasks
         limit: samples of each task; 0: all
@@ -114,11 +116,11 @@ class DataOptions(NamedTuple):
     on_error: str | None
 
     def of(self, config: Config) -> Config:
-        """Return the settings of a run with these options; a text has the objective of language models."""
+        """Return the settings of a run with these options; on a text, the objective is next-token."""
         from jaxgpt.data import with_path
 
         config = with_path(config, self.path)
-        # A distilled model is compared with other models by the loss of language models.
+        # A distilled model is compared with other models by the next-token loss.
         is_distilled = config.post.objective == "distill"
         if is_distilled or (self.path and config.post.objective != "next-token" and not _fits(config, self.path)):
             config = replace(config, post=PostConfig())
@@ -162,7 +164,7 @@ def _open(
 
 
 def _split(data: Data, path: str, config: Config) -> str:
-    """Name the part of the data that is evaluated."""
+    """Return the name of the evaluated part of the data."""
     if data.held_out:
         return "validation split"
     if path:
@@ -171,7 +173,7 @@ def _split(data: Data, path: str, config: Config) -> str:
 
 
 def _check_reward(run: str, config: Config, path: str, reward: tuple[str, ...], weights: Weights) -> None:
-    """Raise `UserError` for an option that has no effect, because a reward is computed, or because none is."""
+    """Raise `UserError` for an option without an effect: `weights` on rollouts, or `reward` without rewards."""
     if config.post.is_rollout:
         if weights != "float32":
             what = "rewards" if config.post.has_rewards else "answers of a student"
@@ -182,7 +184,7 @@ def _check_reward(run: str, config: Config, path: str, reward: tuple[str, ...], 
 
 
 def _fits(config: Config, path: str) -> bool:
-    """Return whether a path holds the data of the objective, preference pairs or prompts; a missing path does not."""
+    """Return whether a path holds the data of the objective, preference pairs or prompts; false for a missing path."""
     from jaxgpt.data.preferences import are_preferences
     from jaxgpt.directories import holds_records
 

@@ -97,7 +97,7 @@ def _evaluate(
 
 
 def _keep(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
-    """Keep results in a run; print a note about results that cannot be kept, because they are printed in any case."""
+    """Keep results in a run; print a note, not an error, about results that cannot be kept: they are printed anyway."""
     from jaxgpt.tasks.record import add_results
 
     unknown = [f"{each.task} {each.metric}" for each in results if not math.isfinite(each.value)]

@@ -46,7 +46,7 @@ def export(
         run: run to convert
         directory: directory or .gguf file to write
         adapter: write the adapters of a LoRA run as a PEFT adapter, instead of the merged model
-        dtype: type of the model's weights in a directory; the logit difference then includes the rounding
+        dtype: type of the model's weights in a directory; the printed logit difference includes the rounding
         type: type of the matrices of a .gguf file: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; empty: f32
         base: name or directory of the base model to record (implies --adapter); empty: the path of the base's checkpoint
         license: license for the model card, such as apache-2.0; empty: license of the imported model, otherwise unknown
@@ -110,7 +110,7 @@ def _upload(directory: Path, push: str, public: bool, is_adapter: bool) -> str:
     from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS
     from jaxgpt.hub import upload
 
-    # A repository may have an adapter and a model; a model replaces an adapter, which would change it.
+    # An adapter is uploaded next to a model of the repository. A model replaces an adapter, which would change the model.
     replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
     if not is_adapter:
         replaced += OF_MODELS
@@ -118,7 +118,7 @@ def _upload(directory: Path, push: str, public: bool, is_adapter: bool) -> str:
 
 
 def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:
-    """Raise `UserError` for a type that the format of the files does not have."""
+    """Raise `UserError` for a type that the format of the files does not support."""
     if is_adapter and to_gguf:
         raise UserError(
             f"cannot write an adapter to a GGUF file: {directory}; choose a directory, or omit --adapter and --base to "
@@ -133,7 +133,7 @@ def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, t
 
 
 def _check_needs_no_directory(options: Mapping[str, str]) -> None:
-    """Raise `UserError` if an option, with its value, is given for a file but needs a directory."""
+    """Raise `UserError` if any of the options, which need a directory, has a value."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")

@@ -25,8 +25,8 @@ LETTERS = 40  # maximum number of characters of the default prompt
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> list[int]:
     """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
-    The default prompt consists of the first words of a line of the validation data or, for conversations and preference
-    pairs, the text before the first target. `bos_ids`: beginning-of-text ids that the data record.
+    The default prompt consists of the first words of a line of the validation data. For conversations, preference pairs and
+    prompts, it is the text before the first answer. `bos_ids`: beginning-of-text ids that the data record.
     """
     prompt = config.train.prompt
     if prompt == TrainConfig.prompt:

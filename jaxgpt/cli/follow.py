@@ -11,15 +11,15 @@ from jaxgpt.errors import plural
 def follow(run: str, /, *, to: str) -> int:
     """Send the metrics of a run to a tracker, while the run trains or afterwards.
 
-    The trackers are tensorboard, wandb, mlflow and trackio. The command ends when the run has ended and all lines of its
-    metrics.jsonl have been sent. If it is killed, the same command sends the remaining lines.
+    The command ends when the run has ended and all lines of its metrics.jsonl have been sent. If the command is killed, run
+    it again to send the remaining lines.
 
     jaxgpt follow runs/shakespeare --to tensorboard
     jaxgpt follow runs/shakespeare --to wandb
 
     Args:
-        run: run
-        to: tracker
+        run: run directory
+        to: tensorboard, wandb, mlflow or trackio
     """
     from jaxgpt.follow.following import follow as follow_run
     from jaxgpt.follow.trackers import tracker_of

@@ -22,10 +22,9 @@ def import_(
 ) -> int:
     """Convert a transformers or nanoGPT model, or a GGUF file, to a run.
 
-    Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3, OLMo 2, Mixtral,
-    Qwen3-MoE and OLMoE;
-    the text model of multimodal Gemma 3, Mistral 3 and LLaVA.
-    With --init-from, SOURCE is a PEFT adapter.
+    Supported families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3, OLMo 2,
+    Mixtral, Qwen3-MoE and OLMoE, and the text model of multimodal Gemma 3, Mistral 3
+    and LLaVA. With --init-from, SOURCE is a PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama

@@ -68,7 +68,7 @@ def info(target: str, /, *, json: Json = False) -> int:
 
 
 def stored_counts(path: Path) -> dict[str, Any]:
-    """Count the parameters in the last checkpoint of a run, of all modules and of each: the settings do not determine them."""
+    """Count the parameters in the last checkpoint of a run, in total and by module, for a model given in Python."""
     from jaxgpt.checkpoint.index import saved_steps
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import stored_weights
@@ -116,7 +116,7 @@ def read_state(run: Run, config: Config) -> RunState:
     tokens = [line.get("tokens", 0) for line in logged] + [each.tokens for each in infos.values()]
     seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
 
-    # The losses of checkpoints are on `eval_windows` windows, if the last evaluation used more.
+    # The losses of checkpoints are on `eval_windows` windows. This is shown only if an evaluation used more.
     windows = config.train.eval_windows
     has_larger = any(line.get("val_windows", 0) > windows for line in lines)
 
@@ -144,7 +144,7 @@ def read_state(run: Run, config: Config) -> RunState:
 
 
 def _checkpoint(step: int, info: Info) -> dict[str, Any]:
-    """Return the `step` and `val_loss` of a checkpoint, and the `ranking`, its evaluator, if it was given in Python."""
+    """Return the `step` and `val_loss` of a checkpoint, and `ranking`, the name of an evaluator given in Python."""
     entry: dict[str, Any] = {"step": step, "val_loss": info.val_loss}
     if info.ranking:
         entry["ranking"] = info.ranking

@@ -84,7 +84,7 @@ class Introduction(NamedTuple):
         return f"{text}; loss without a preference: {equal:.4f}"
 
     def _describe_reference(self, config: Config, epochs: float) -> str:
-        """Return when a run on preference pairs computes its reference, or "" without one."""
+        """Return when a run on preference pairs computes its reference, or "" without a reference."""
         post = config.post
         if not (post.is_preference and post.has_reference):
             return ""

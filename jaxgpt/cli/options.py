@@ -54,7 +54,7 @@ ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
 
 def setting_options() -> dict[str, Any]:
     """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}."""
-    # `--steps` is unique if no other section has this setting, and no section this name.
+    # `--steps` is unique if no other section has this setting, and no section has this name.
     count = Counter[str]()
     for section in SECTIONS:
         count[section.prefix] += 1
@@ -90,7 +90,7 @@ def option_name(setting: str) -> str:
 
 
 def check_unused(options: Mapping[str, Any], where: str) -> None:
-    """Raise `UserError` if an option without an effect has a value, such as `{"--limit": 5}` `where` "without --tasks"."""
+    """Raise `UserError` if an option has a value but no effect, such as `{"--limit": 5}`; `where`: "without --tasks"."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option} has no effect {where}: omit it")
@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 else:
     # The settings on a command line, keyed by dotted name: {"train.steps": 10}.
     Settings = TypedDict("Settings", setting_options(), total=False)
-    # The fields of `SamplingParams` on a command line; others come from the model, otherwise from `SamplingParams`.
+    # The fields of `SamplingParams` on a command line. Omitted fields come from the model or, by default, `SamplingParams`.
     Sampling = TypedDict("Sampling", sampling_options(), total=False)
 
 GivenSettings = Annotated[Settings, FLAT]

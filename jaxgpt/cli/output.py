@@ -76,8 +76,7 @@ class Console(rich.console.Console):
     def write(self, text: str) -> None:
         """Print a line verbatim, tabs and control characters included, above any live display.
 
-        If the line cannot be written, because the disk of a log is full or the terminal was closed, work continues without
-        further lines.
+        If the line cannot be written, for example to a full disk or a closed terminal, work continues without further lines.
         """
         try:
             self.print(Segments([Segment(text + "\n")]), end="")
@@ -101,7 +100,7 @@ def note(text: str) -> None:
 
 
 def note_sampling(lm: LM, given: Collection[str], unused: Collection[str] = ()) -> None:
-    """Print the sampling settings that the model recommends, if they are used, in one line."""
+    """Print one line with the model's recommended sampling settings, except settings in `given` and `unused`."""
     from jaxgpt.lm.defaults import sampling_defaults
 
     line = sampling_defaults(lm.tokenizer).note({*given, *unused})

@@ -76,7 +76,10 @@ def _reason(error: CycloptsError) -> str:
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
-    """Suggest a setting. cyclopts compares complete names, so it would suggest --train.steps for --train.dtype."""
+    """Return the message for an unknown option, with a hint.
+
+    The hints of cyclopts are not used: it compares complete names, and would suggest --train.steps for --train.dtype.
+    """
     word = error.token.keyword or error.token.value
     option = word.partition("=")[0].replace("_", "-")
     if option in DEVICE_OPTIONS:

@@ -63,7 +63,7 @@ def plan(
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
         slices: number of TPU slices or GPU machines, connected by a network
         against: also plan with these further options, such as "--mesh.tensor 4", and print both plans in columns
-        meshes: estimate all meshes of the topology, fastest first, instead of one
+        meshes: estimate all meshes of the topology instead of one mesh; sorted by time, the meshes that fit first
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
         estimate: print only the estimate, do not compile
     """
@@ -149,7 +149,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _larger(case: Case) -> str:
-    """Describe the smallest slice that fits a run, if no flags fit it on its own slice."""
+    """Describe the smallest slice with enough memory for a run that fits on its own slice with no options."""
     from jaxgpt.plan.choices import smallest_slice
 
     found = smallest_slice(case.config, case.topology, case.work)
@@ -219,7 +219,7 @@ def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
 
 
 def _print_meshes(case: Case, json: bool) -> int:
-    """Print the meshes of a topology, those that fit first and by time; return the exit code."""
+    """Print the meshes of a topology, sorted by time, the meshes that fit first; return the exit code."""
     from jaxgpt.plan.choices import meshes
 
     topology = case.topology

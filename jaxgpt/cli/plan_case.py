@@ -29,7 +29,7 @@ class Case(NamedTuple):
     work: Work
     objective: str  # name of the objective, for the user
     steps: int  # steps of the run; 0: unknown
-    attention: str  # the attention of the chip, for the user
+    attention: str  # description of the attention kernel, for the user
     remark: str  # note on the mesh, or ""
 
 

@@ -100,7 +100,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step"
 
 
 def _verdict(cost: StepCost) -> str:
-    """Return whether a step fits in memory."""
+    """Describe whether a step fits in memory."""
     if not cost.fits:
         return "DOES NOT FIT"
     is_close = cost.total > CLOSE * cost.available
@@ -124,7 +124,7 @@ def _flops(cost: StepCost) -> str:
 
 
 def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> list[str]:
-    """Format the collectives of a step, the largest first; the smallest are added up in one row."""
+    """Format the collectives of a step in their order; the collectives after the first `SITES` are summed in one row."""
     from jaxgpt.plan.cost import collective_seconds
 
     rows = []
@@ -177,7 +177,7 @@ def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
 
 
 def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], float]:
-    """Sum the seconds of collectives with all links, by kind and axes of the mesh."""
+    """Sum the seconds of collectives, with all links in use, by kind and mesh axes."""
     from jaxgpt.plan.cost import collective_seconds
 
     sums: dict[tuple[str, str], float] = {}
@@ -202,7 +202,7 @@ def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> 
 
 
 def _along(one: Collective) -> str:
-    """Name the axes of the mesh along which a collective communicates, or the size of its groups."""
+    """Return the names of the mesh axes along which a collective communicates, or the size of its groups."""
     return " x ".join(one.axes) or f"groups of {one.group}"
 
 

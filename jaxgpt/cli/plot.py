@@ -92,9 +92,9 @@ def groups_of_seeds(
     lines: Mapping[str, Lines],
     paths: Mapping[str, Path],
 ) -> str:
-    """Describe the groups of runs that differ only in their seed, as `jaxgpt compare`; "" if every group has one run.
+    """Describe groups of runs that differ only in their seed, as `jaxgpt compare` does; "" if every group has one run.
 
-    Runs that `jaxgpt compare` would reject, such as unfinished ones, have no groups.
+    Runs that `jaxgpt compare` would reject, such as unfinished runs, have no groups.
     """
     from jaxgpt.cli.compare import describe, seed_groups
 

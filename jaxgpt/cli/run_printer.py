@@ -26,7 +26,7 @@ from jaxgpt.trainer.evaluation import Evaluation, Result
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
 
-SHOWN = ("accuracy", "margin")  # sums of an objective that are printed with its loss
+SHOWN = ("accuracy", "margin")  # metrics of an objective that are printed with its loss
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
 
 
@@ -135,7 +135,7 @@ class RunPrinter(Listener):
         params = None
         if train.sample_tokens:
             params = self.program.weights(outcome.state.eval_params)
-        prompt = self._print_sample(params)  # in all processes, which have the weights together
+        prompt = self._print_sample(params)  # in all processes: each may hold only part of the weights
         if is_leader():
             self.console.write(aligned(self._summary(prompt)))
 
@@ -154,7 +154,7 @@ class RunPrinter(Listener):
         return prompt
 
     def _sample_end(self) -> str:
-        """Return the line after the sample; for conversations and pairs, it has the answer of the data."""
+        """Return the line after the sample; for conversations and pairs, it contains the answer in the data."""
         val = self.data.val
         if self.program.config.train.prompt != TrainConfig.prompt or not isinstance(
             val, Packed | Preferences | PromptSplit
@@ -176,7 +176,7 @@ class RunPrinter(Listener):
         }
 
     def _update_baselines(self) -> None:
-        """Write baselines.json, unless it is of the same data; a resumed run may change its mixture."""
+        """Write baselines.json, unless it describes the same data; a resumed run may have a different mixture."""
         with suppress(UserError):
             recorded = read_baselines(self.run.path)
             if recorded["losses"] and recorded.get("data") == self.data.fingerprint:

@@ -62,7 +62,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the given paths of data relative to the directory that relative paths in `base` refer to; outside it, absolute."""
+    """Express data paths relative to the directory that paths in `base` refer to, or absolutely if they are outside it."""
     settings = dict(settings)
     directory = Path(base.directory).resolve()
     if not base.directory or directory == Path.cwd():
@@ -98,7 +98,8 @@ def check_next_token(config: Config, command: str) -> None:
     """Raise `UserError` if a command that supports only language modeling has a different objective."""
     if config.post.objective != "next-token":
         raise UserError(
-            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit it"
+            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit the "
+            f"objective"
         )
 
 

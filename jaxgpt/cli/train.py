@@ -91,7 +91,7 @@ def train(
                 printer.note(f"no run at {out} yet: starting a new run")
             start = _new_start(options, overwrite, printer)
 
-        # Options that no run records, for the command that resumes it.
+        # The command that resumes the run needs the options that the run does not record.
         if own_code(start.config.post):
             printer.options += [f"--post.reward={word}" for word in options.named_rewards]
         if tasks:

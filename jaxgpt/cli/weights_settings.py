@@ -16,7 +16,7 @@ from jaxgpt.strict_json import parse_json
 
 # Settings of the model that the weights do not determine; a run may change them with --init-from.
 SIZES = ("dropout", "block_size")
-# Further such settings, of the positions that a token sees. They belong to the weights unless they are given.
+# Further such settings, which affect positions and windows. They come from the run of the weights unless they are given.
 OF_POSITIONS = (
     "sliding_window",
     "rope_theta",
@@ -109,7 +109,7 @@ def _check_model(weights: Config, config: Config, free: Collection[str]) -> None
 
 
 def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
-    """Raise `UserError` if adapters have different positions than their base: their files would be read with the base's."""
+    """Raise `UserError` if adapters have different positions than their base: readers of the adapters use those of the base."""
     for name in OF_POSITIONS:
         was = getattr(base, name)
         if getattr(model, name) != was:
@@ -159,7 +159,7 @@ def _check_optimizer(config: Config, directory: Path) -> None:
 
 
 def inherited_note(config: Config, inherited: Collection[str], init_from: str) -> str:
-    """Describe the settings of `data` that a config has from the run of its initial weights; "": none."""
+    """Describe the settings of `data` that a config inherits from the run of its initial weights; "": no settings."""
     used = list[str]()
     for name in inherited:
         value = getattr(config.data, name)

@@ -33,7 +33,7 @@ jaxgpt import {name} runs/{run}
 jaxgpt sample runs/{run} --prompt "..."
 ```
 """
-LOAD_VLLM = """In vLLM, according to its source code, not run:
+LOAD_VLLM = """In vLLM (according to its source code; not tested):
 
 ```sh
 vllm serve {name}
@@ -113,7 +113,7 @@ def check_license(name: str) -> None:
     """Raise `UserError` if a license is not an identifier of the hub, such as apache-2.0; "": no license."""
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
-            f"license {short_repr(name)} is not a name of the hub: use one such as apache-2.0, mit or other"
+            f"license {short_repr(name)} is not a name of the hub: use, for example, apache-2.0, mit or other"
         )
 
 

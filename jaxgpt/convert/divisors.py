@@ -18,7 +18,7 @@ ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 
 
 def read_divisors(values: Mapping[str, Any], divisors: np.ndarray, where: str) -> dict[str, Any]:
-    """Return the settings of the Llama 3 scaling that produces the divisors of a file; raise `UserError` if none does."""
+    """Return the settings of the Llama 3 scaling that produces the divisors of a file; raise `UserError` for other divisors."""
     theta = values.get("rope.freq_base", 10_000.0)
     if type(theta) is float and theta > 0 and divisors.size and divisors.min() > 0:
         for context in _contexts(values, divisors, theta):

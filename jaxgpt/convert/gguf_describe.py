@@ -162,7 +162,7 @@ def _tokens_note(different: Sequence[AddedToken]) -> str:
 
 
 def _differs(token: AddedToken, read: Tokenizer, tokenizer: Tokenizer, has_other_spaces: bool) -> bool:
-    """Return whether llama.cpp matches an added token differently; `read` is the tokenizer of llama.cpp.
+    """Return whether llama.cpp matches an added token differently; `read` is llama.cpp's tokenizer.
 
     If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """

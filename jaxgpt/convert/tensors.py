@@ -2,7 +2,7 @@
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`. A stack of matrices,
-`[E, in, out]`, is one tensor, or a tensor for each matrix.
+`[E, in, out]`, is stored as one tensor, or as a tensor for each matrix.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float
 
     Raises:
         UserError: if an element is outside the range of the type.
-        OSError: if the file cannot be written; it contains the path.
+        OSError: if the file cannot be written; the error contains the path.
     """
     try:
         _write_safetensors(path, tensors, dtype)

@@ -91,7 +91,7 @@ class ChatFormat:
 
     @property
     def added_target(self) -> str:
-        """The text that the template adds to answers as a target; "": there is none, or the template marks the targets."""
+        """The text that the template adds to answers as a target; "": no text, or the template marks the targets."""
         return "" if "endgeneration" in self.template.source else self.frame.kept_opening
 
     @cached_property

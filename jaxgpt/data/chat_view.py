@@ -50,7 +50,7 @@ class View:
                 yield n
 
     def request(self, n: int) -> int:
-        """Return the index of the last user message before message n; 0 if there is none."""
+        """Return the index of the last user message before message n; 0: not found."""
         users = [index for index in range(n) if self.messages[index]["role"] == "user"]
         return max(users, default=0)
 

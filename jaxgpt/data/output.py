@@ -160,7 +160,7 @@ def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], no
     before = index["settings"]["sources"]
     if [_listed(each) for each in before] != [_listed(each) for each in now]:
         raise UserError(
-            f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same value, or a different --out"
+            f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same sources, or a different --out"
         )
     for was, source in zip(before, now, strict=True):
         if was["fingerprint"] == source["fingerprint"]:

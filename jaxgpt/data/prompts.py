@@ -245,7 +245,8 @@ def without_end(config: Config) -> str:
     if post.mask_truncated or post.overlong_tokens:
         name = "mask_truncated" if post.mask_truncated else "overlong_tokens"
         raise UserError(
-            f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with one"
+            f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with "
+            f"this token"
         )
     other = "a reward that reads only the beginning, or " if post.has_rewards else ""
     return (

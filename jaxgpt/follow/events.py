@@ -57,7 +57,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative integer in groups of 7 bits, the lowest first; the highest bit of a byte: more follow."""
+    """Encode a non-negative integer in groups of 7 bits, the lowest first; every byte except the last has its highest bit."""
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)
@@ -121,7 +121,7 @@ class EventFile:
         self._file.write(record(event(step, values, wall_time)))
 
     def flush(self) -> int:
-        """Hand all records to the operating system, and return the size of the file in bytes."""
+        """Pass all records to the operating system, and return the size of the file in bytes."""
         self._file.flush()
         return self._file.tell()
 

@@ -1,7 +1,7 @@
 """Follow a run: send the lines of its metrics.jsonl to a tracker, during the run or afterwards.
 
-The follower is a separate process, so a tracker that fails, hangs or is killed ends only the follower. The next follower
-continues after the last row that was sent.
+The follower is a separate process, so a tracker that fails or hangs affects only the follower. The next follower continues
+after the last row that was sent.
 
 RUN/trackers/NAME/position.json   the last row sent, and the id of the run in the tracker
 RUN/trackers/NAME/log.txt         output of a follower that `train --track` has started
@@ -29,7 +29,7 @@ from jaxgpt.follow.trackers import Page, Row, Tracker
 from jaxgpt.locks import Locked, has_writer, sole_writer
 from jaxgpt.trainer.metrics import how_ended
 
-POLL = 1.0  # seconds between two looks at the file
+POLL = 1.0  # seconds between two reads of the file
 REPLACED = "replaced"  # status of a run whose directory was renamed, deleted or replaced
 
 
@@ -52,7 +52,7 @@ class Position(NamedTuple):
 
     Attributes:
         id: name of the run in the tracker.
-        order: `Row.order` of the last row sent; -1: none.
+        order: `Row.order` of the last row sent; -1: no row.
         mark: the last result of `Tracker.send`.
         ended: status that closed the page; "": the page is open, or no page was opened.
     """
@@ -94,7 +94,7 @@ def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, po
         path: directory of the run.
         tracker: receiver of the rows: a value of `jaxgpt.follow.trackers`, or your own.
         note: called with one-line messages.
-        poll: seconds between two looks at the file.
+        poll: seconds between two reads of the file.
 
     Raises:
         UserError: if the run has no metrics, or the position of the last follower is damaged.
@@ -151,7 +151,7 @@ class _Follower:
     def _send_until_end(self, tail: Tail) -> str:
         """Send the rows until the run ends; return how it ended."""
         while True:
-            is_running = has_writer(self.path)  # before the file is read: after the end, the file is complete
+            is_running = has_writer(self.path)  # before the file is read, which is complete if the run has ended
             self._send_all(tail)
             if self._is_replaced():
                 return REPLACED
@@ -173,7 +173,7 @@ class _Follower:
                     self._send_all(tail)
                     return
                 highest = stored
-            if row.order <= highest:  # sent before, and trained again after a resume from an earlier checkpoint
+            if row.order <= highest:  # sent before; the step was repeated after a resume from an earlier checkpoint
                 continue
             rows.append(row)
             highest = row.order
@@ -202,7 +202,7 @@ class _Follower:
         return self.position.order if stored is None else stored
 
     def _close(self, status: str) -> str:
-        """Close the page, unless an earlier follower has closed it with this status; return where to see it."""
+        """Close the page, unless an earlier follower has closed it with this status; return the place (`Followed`)."""
         if not self.is_open:
             was_sent = self.position.order >= 0
             if status == REPLACED or not was_sent or self.position.ended == status:

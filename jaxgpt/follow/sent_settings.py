@@ -10,7 +10,7 @@ from jaxgpt.post_settings import shown_reward
 
 
 def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as trackers receive them: of a path, only its last name; see `SHORTENED`."""
+    """Return the settings of a run as trackers receive them, with paths reduced to their last names (`SHORTENED`)."""
     sent = {}
     for name, value in settings.items():
         shorten = SHORTENED.get(name, last_name)
@@ -40,7 +40,7 @@ def _source(word: str) -> str:
     return f"{last_name(path)}{equals}{weight}"
 
 
-# How to shorten the values of settings that are not a single path, keyed by dotted name; all others may be paths.
+# Functions that shorten the values of settings that are not a single path, keyed by dotted name; other values may be paths.
 SHORTENED: Mapping[str, Callable[[str], str]] = {
     "train.prompt": str,
     "data.answer_tokens": str,

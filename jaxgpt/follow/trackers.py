@@ -53,8 +53,8 @@ class Tracker(Protocol):
 
     Attributes:
         name: name of the directory in RUN/trackers.
-        at_once: highest number of rows that are sent together. If a follower is killed while it sends, the next follower sends
-            these rows again.
+        at_once: maximum number of rows per call of `send`. If a follower is killed during a call, the next follower sends these
+            rows again.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Tracker(Protocol):
         ...
 
     def close(self, status: str) -> str:
-        """Record how the run ended (finished, stopped, failed or killed); return where to see the page."""
+        """Record the end of the run (finished, stopped, failed or killed); return a URL or command to view the page."""
         ...
 
 
 class TensorBoard:
-    """An event file in RUN/trackers/tensorboard. Needs no package; `pip install tensorboard` to look at it."""
+    """An event file in RUN/trackers/tensorboard. Writing it needs no package; `pip install tensorboard` to view it."""
 
     name = "tensorboard"
     package = ""
@@ -91,9 +91,9 @@ class TensorBoard:
     def open(self, page: Page, mark: str) -> int | None:
         self.page = page
         if not mark:
-            self.file: EventFile | None = None  # its name has the time of the first row
+            self.file: EventFile | None = None  # created with the first row: its name contains the time of the row
             return None
-        # Records after this size were written by a follower that was killed before it could note them.
+        # Records after this size were written by a follower that was killed before it recorded their position.
         name, _, size = mark.partition(":")
         path = page.directory / name
         if not path.is_file() or path.stat().st_size < int(size):
@@ -119,7 +119,7 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases. The project is WANDB_PROJECT; with WANDB_MODE=offline, `wandb sync` sends the files later.
 
-    wandb rejects rows of lower steps than the stored ones, so the step that it counts is `Row.order`; charts show `step`.
+    wandb rejects rows with lower steps than the stored steps, so its step is `Row.order`; charts show `step`.
     Offline, rows count as sent when they are in the file.
     """
 
@@ -246,7 +246,7 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        # Trackio writes in a thread: a follower that was killed may have lost its last rows, or not noted them.
+        # Trackio writes in a thread: a killed follower may have lost its last rows, or stored them without recording them.
         is_remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
         stored = SQLiteStorage.get_max_step_for_run(self.project, self.run.name, run_id=self.run.id)
         if is_remote or str(stored) == mark:

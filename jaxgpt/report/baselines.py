@@ -30,8 +30,8 @@ DECODED = 1 << 18  # tokens to decode at a time
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in one or two seconds, on at most `QUICK` tokens of each split.
 
-    Returns the fields of `FittedNgrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations
-    and preference pairs, too little data or a vocabulary above `MAX_BASE`.
+    Returns the fields of `FittedNgrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations,
+    pairs and prompts, too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_examples for part in data.parts or (data,)) or size > MAX_BASE:
@@ -85,9 +85,9 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
 
 
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
-    """Return bytes per validation token (up to `limit` per source).
+    """Return bytes per validation token, computed on up to `limit` tokens per source.
 
-    0: unknown, for conversations, pairs, tokenizers of words, and text with the unknown token of the tokenizer.
+    The result is 0 (unknown) for conversations, pairs, prompts, tokenizers of words, and text with the unknown token.
     """
     if data.parts:
         parts = [part for part in data.val_parts if part.held_out or not data.held_out]
@@ -130,7 +130,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return trigram keys in n ids from `start`, within documents; in conversations, ending in a target."""
+    """Return the keys of trigrams within documents in the n ids from `start`; in conversations, those that end in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

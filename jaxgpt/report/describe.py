@@ -44,7 +44,9 @@ class TextDescription(TypedDict):
     duplicate_documents: int | None
     lines: int | None  # None for other data than text
     duplicate_lines: int | None
-    overlap: float | None  # fraction of the validation n-grams in the training tokens; None: too few are held out
+    overlap: (
+        float | None
+    )  # fraction of the validation n-grams in the training tokens; None: too few tokens are held out
     counted_tokens: int  # as in `FittedNgrams`
     evaluated_tokens: int
     baselines: dict[str, Baseline]
@@ -115,7 +117,7 @@ def _used_ids(splits: Sequence[Split], vocab_size: int, progress: Progress) -> n
 
 
 def _baselines(data: Data, losses: Mapping[str, float], ratio: float) -> dict[str, Baseline]:
-    """Return the losses of n-gram models and, if the bytes per token (`ratio`) are known, of gzip; 0: unknown."""
+    """Return the losses of n-gram models and, if the bytes per token are known, of gzip; `ratio`: bytes per token, or 0."""
     baselines: dict[str, Baseline] = {}
     for name, loss in losses.items():
         bits = loss / math.log(2) / ratio if ratio else None
@@ -157,7 +159,7 @@ def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
 
 
 def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first position of each document of a split, and the position after its last; empty ones are possible."""
+    """Return the position of the first id of each document of a split, and the position after its last id; may be equal."""
     if isinstance(split, Packed):
         return split.begins, split.begins + split.lengths + 1
     assert isinstance(split, Tokens)

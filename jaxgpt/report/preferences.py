@@ -30,7 +30,7 @@ class PairsDescription(TypedDict):
     contradictions: int  # pairs with chosen and rejected answers swapped in another pair
     prompts: int  # number of different prompts
     shared_prompts: int  # validation pairs with a prompt of a training pair
-    longer_chosen: float  # fraction of pairs with more tokens in the chosen answer than in the rejected
+    longer_chosen: float  # fraction of pairs with more tokens in the chosen answer than in the rejected answer
     lengths: dict[str, Lengths]  # keyed by prompt, chosen, rejected
     longest: int  # tokens of the longest text
 

@@ -18,7 +18,7 @@ NEW_TOKENS = 256  # the harness' own default for answers
 
 
 class TaskModel(TemplateLM):
-    """An `LM` as a model of the harness, which computes the same numbers as its model `hf` for an export.
+    """An `LM` as a model of the harness, with the same results as the harness' model `hf` for the exported model.
 
     Args:
         lm: model.
@@ -83,7 +83,7 @@ class TaskModel(TemplateLM):
         As in the harness, a template that rejects system messages gets the other messages.
 
         Raises:
-            UserError: if the model has no chat template, or the template rejects the messages or rewrites the last one.
+            UserError: if the model has no chat template, or the template rejects the messages or rewrites the last message.
         """
         try:
             return self._render(chat_history, add_generation_prompt)

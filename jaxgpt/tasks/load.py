@@ -18,12 +18,12 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, offline, quiet
 from jaxgpt.tasks.record import TaskResult, results_of
 
-BOOTSTRAPS = 1000  # resamples for standard errors without a formula, such as a perplexity's
+BOOTSTRAPS = 1000  # resamples for standard errors without a formula, such as the error of a perplexity
 FILES = (".yaml", ".yml")
 
 
 class _NeedsNetwork(Exception):
-    """The data set of a task is not in the cache, and the hub cannot be reached; the message is its name."""
+    """The data set of a task is not in the cache, and the hub cannot be reached; the message is the name of the data set."""
 
 
 class Interrupted(Exception):
@@ -48,7 +48,7 @@ class Tasks:
     """Loaded tasks, which can be evaluated several times.
 
     Attributes:
-        names: names as given.
+        names: names of tasks, groups and files, without patterns.
         loaded: tasks and groups, from the harness.
     """
 
@@ -124,8 +124,8 @@ def open_tasks(
 
     Args:
         names: tasks, groups or tags of the harness, patterns of names such as `mmlu_*`, or YAML files of tasks.
-        path: directory of further YAML files; empty: none. Their names come first.
-        shots: number of examples in each prompt; None: as each task defines. A task that fixes it at 0 keeps 0.
+        path: directory of further YAML files, which have precedence over tasks of the harness; empty: no directory.
+        shots: number of examples in each prompt; None: as each task defines. A task that defines 0 keeps 0.
         progress: receives the stages.
 
     Raises:
@@ -172,9 +172,9 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def _find(names: Sequence[str], path: str) -> tuple[Any, list[str]]:
-    """Return the harness' task manager, and the names without patterns.
+    """Return the harness' task manager, and the names with patterns expanded.
 
-    The index of the thousands of tasks of the harness takes seconds: it is built only for names that are not local.
+    Indexing the thousands of tasks of the harness takes seconds, so they are indexed only if a name is not local.
     """
     from lm_eval.tasks import TaskManager
 
@@ -223,7 +223,7 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
 
 
 def _check_once(name: str, loaded: Mapping[str, Any], sources: dict[str, str]) -> None:
-    """Add the tasks of a name or file to `sources`; raise `UserError` if a file defines a task that is already there."""
+    """Add the tasks of a name or file to `sources`; raise `UserError` if a file and another source define the same task."""
     for task in [*loaded["tasks"], *loaded.get("groups", {})]:
         other = sources.setdefault(task, name)
         if other != name and (name.endswith(FILES) or other.endswith(FILES)):
@@ -233,7 +233,7 @@ def _check_once(name: str, loaded: Mapping[str, Any], sources: dict[str, str]) -
 
 
 def _definitions(directory: Path) -> dict[str, list[Path]]:
-    """Return the files of a directory that define each task. Of several, the harness silently uses the first."""
+    """Return the files of a directory that define each task; the harness silently uses only one of them."""
     files: dict[str, list[Path]] = {}
     for file in sorted(directory.glob("**/*.yaml")):
         for name in re.findall(

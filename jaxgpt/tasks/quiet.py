@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-FEWSHOT_SEED = 1234  # the harness' own
+FEWSHOT_SEED = 1234  # the harness' default
 LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "fsspec", "evaluate")
 
 
@@ -21,7 +21,7 @@ LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "fsspec", "evaluate")
 def quiet() -> Iterator[None]:
     """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged.
 
-    The two environment variables stay set: tqdm reads its own only when it is imported.
+    Two environment variables stay set, because tqdm reads TQDM_DISABLE only when it is imported.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")
     # Otherwise, the harness' bootstrap forks a process that has JAX's threads.
@@ -33,7 +33,7 @@ def quiet() -> Iterator[None]:
 
 
 class _OtherThreads:
-    """A stream that drops the text of the thread that makes it, and passes on the text of others, such as progress lines."""
+    """A stream that drops text from the thread that created it, and forwards text from others, such as progress lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -43,7 +43,7 @@ class _OtherThreads:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text of a different thread."""
+        """Write a text, unless it comes from the thread that created the stream."""
         if threading.get_ident() == self._thread:
             return len(text)
         return self._stream.write(text)
@@ -63,7 +63,7 @@ def unchanged_random_state() -> Iterator[None]:
 
 @contextmanager
 def silent_loggers() -> Iterator[None]:
-    """Let the loggers of the harness and its libraries report nothing: their errors are also exceptions."""
+    """Silence the loggers of the harness and its libraries, which also raise exceptions for errors."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

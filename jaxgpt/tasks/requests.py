@@ -1,6 +1,6 @@
 """The three kinds of requests of a task, answered by a model: choices, complete texts, and texts to generate.
 
-The definitions equal lm-evaluation-harness' for causal models; this module does not import it.
+The definitions are the same as in lm-evaluation-harness for causal models; this module does not import the harness.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def no_count(done: int, total: int) -> None:
 
 
 class Continuation(NamedTuple):
-    """A continuation whose probability a task compares, as ids after the ids of its context."""
+    """A continuation with a probability that a task compares: its ids, and the ids of its context."""
 
     context: list[int]
     ids: list[int]
@@ -136,7 +136,7 @@ def answer_texts(lm: LM, texts: Sequence[list[int]], count: Count = no_count) ->
 def answer_prompts(
     lm: LM, prompts: Sequence[GenerationRequest], count: Count = no_count, seed: int = SEED
 ) -> list[str]:
-    """Return the answer to each prompt, without its stop string. A prompt that leaves no room loses its beginning.
+    """Return the answer to each prompt, without its stop string; a prompt without room for an answer loses its beginning.
 
     Raises:
         UserError: if the answers of a request may fill the whole context.
@@ -155,7 +155,7 @@ def answer_prompts(
         if longest < 1:
             raise UserError(
                 f"the task generates up to {new_tokens} tokens, and the model's context is {context_length}: set a lower "
-                f"max_gen_toks in the task, or choose a different one"
+                f"max_gen_toks in the task, or choose a different task"
             )
         ids = {n: encode(lm, prompts[n].text)[-longest:] or [prefix_id(lm)] for n in members}
 
