@@ -20,15 +20,15 @@ def place_of(path: str, directory: str) -> str:
 
 
 def holds_conversations(source: DataConfig) -> bool:
-    """Return whether the path of a source is a file of conversations, or a directory of such files."""
+    """Return whether the path of a source is a file of records, such as conversations, or a directory of such files."""
     path = Path(source.path)
     if source.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
-        return False  # their text is the vocabulary of the tokenizer
+        return False  # the tokenizer is built from their text
     return bool(source.path) and holds_records(path)
 
 
 def has_documents(config: Config) -> bool:
-    """Return whether the windows of a run have document ids; windows of conversations always do."""
+    """Return whether the windows of a run have document ids, as windows of conversations always have."""
     if config.data.documents != "flow":
         return True
     for source in config.data.sources:
