@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxgpt.bench.limits import platform_of, product_peak, read_bandwidth
+from jaxgpt.bench.results import BenchResults, DecodeResults, Limits, StartSeconds, StepResults
 from jaxgpt.bench.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
@@ -45,7 +46,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]  # (state, batch) -> (state, metric
 
 def benchmark(
     config: Config, seconds: float, decode: bool = True, trace: str = "", progress: Progress = NO_PROGRESS
-) -> dict[str, Any]:
+) -> BenchResults:
     """Measure startup, training steps on random ids, input, decoding and the machine's limits.
 
     `MFU = tokens/s x F / peak`, with F the FLOPs per token (`flops_per_token`). The peak is measured here, in matrix
@@ -57,9 +58,6 @@ def benchmark(
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete the trace.
         progress: receives the name of each stage when the stage starts.
-
-    Returns:
-        The fields of `jaxgpt bench --json`, except `name`. Times are in seconds; times of repeated measurements are medians.
 
     Raises:
         UserError: if the mesh does not match the devices, the step cannot be compiled, or the context is too short to generate.
@@ -85,7 +83,7 @@ def benchmark(
 
     flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
     device = program.mesh.devices.flat[0]
-    results: dict[str, Any] = {
+    results: BenchResults = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
         "devices": program.mesh.size,
         "jax": jax.__version__,
@@ -104,7 +102,7 @@ def benchmark(
     return results
 
 
-def _step_results(run: _Started, times: list[float], mfu: float) -> dict[str, Any]:
+def _step_results(run: _Started, times: list[float], mfu: float) -> StepResults:
     """Return the results of the measured training steps, from the seconds of a step in each call.
 
     `mfu` is the MFU at one token per second.
@@ -139,7 +137,7 @@ class _Started(NamedTuple):
     steps: _Steps
     lowered: Any
     compiled: Any
-    start_seconds: dict[str, float]
+    start_seconds: StartSeconds
 
 
 def _start(config: Config) -> _Started:
@@ -148,13 +146,13 @@ def _start(config: Config) -> _Started:
     program = build(config)
     state, _ = jax.block_until_ready((program.init(), program.frozen))
     steps = _Steps(program, state)
-    seconds = {"weights": clock()}
+    weights = clock()
     lowered = program.lower(steps.state, steps.batch())
-    seconds["traced"] = clock()
+    traced = clock()
     compiled = compile_lowered(program, lowered)
-    seconds["compiled"] = clock()  # time to compile, or to load from the compilation cache
+    compilation = clock()
     steps.run(1, each=1)
-    seconds["first_step"] = clock()
+    seconds = StartSeconds(weights=weights, traced=traced, compiled=compilation, first_step=clock())
     return _Started(program, steps, lowered, compiled, seconds)
 
 
@@ -190,7 +188,7 @@ def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any,
     return result
 
 
-def _limits(program: Program) -> dict[str, float]:
+def _limits(program: Program) -> Limits:
     """Measure the limits of all devices together: FLOP/s in the compute dtype and in bfloat16, bytes/s of memory."""
     dtype = program.config.train.compute_dtype
     peak = product_peak(program.mesh, dtype)
@@ -266,7 +264,7 @@ class _Steps:
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
 
-def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
+def _decode(program: Program, bandwidth: float) -> DecodeResults:
     """Measure greedy decoding of one sequence on one device, with weights stored as in `jaxgpt sample`.
 
     The limit is memory bandwidth: each token reads every weight matrix once.

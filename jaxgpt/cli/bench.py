@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -11,6 +11,9 @@ from cyclopts.validators import Number
 from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
+
+if TYPE_CHECKING:
+    from jaxgpt.bench.results import BenchResults, DecodeResults, Limits, StartSeconds, StepResults
 
 MENTIONED = 1.5  # minimum speedup of bfloat16 to mention in the text
 
@@ -54,18 +57,18 @@ def bench(
     from jaxgpt.bench.measure import benchmark
 
     with progress("starting") as activity:
-        results = {"name": target} | benchmark(config, seconds, decode, trace, activity)
-    text = as_text(results)
+        results = benchmark(config, seconds, decode, trace, activity)
+    text = as_text(target, results)
     if trace:
         text += f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
-    return print_result(json, results, text)
+    return print_result(json, {"name": target, **results}, text)
 
 
-def as_text(results: dict[str, Any]) -> str:
-    """Format the results of `benchmark` as text."""
+def as_text(name: str, results: BenchResults) -> str:
+    """Format the results of a benchmark of the preset or run `name` as text."""
     step = results["step"]
     facts: dict[str, str | Sequence[str]] = {
-        "model": _model(results),
+        "model": _model(name, results),
         "device": f"{results['devices']} x {results['device']}, jax {results['jax']}",
         "start": _start(results["start_seconds"]),
         "step": _step(step),
@@ -73,30 +76,33 @@ def as_text(results: dict[str, Any]) -> str:
         "where": _where(results["where"], step["seconds"]),
         "host": _host(results["input_seconds"], step["seconds"]),
     }
-    decode = results.get("decode")
-    if decode:
-        facts["decode"] = _decode(decode)
+    if "decode" in results:
+        facts["decode"] = _decode(results["decode"])
     return aligned(facts)
 
 
-def _model(results: dict[str, Any]) -> str:
+def _model(name: str, results: BenchResults) -> str:
+    """Describe the model and the work of a token."""
     size = f"{results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token"
-    return f"{results['name']}, {size}, {results['compute_dtype']}"
+    return f"{name}, {size}, {results['compute_dtype']}"
 
 
-def _start(seconds: dict[str, float]) -> str:
+def _start(seconds: StartSeconds) -> str:
+    """Describe the stages of the start."""
     traced = f"weights {seconds['weights']:.1f} s, step traced {seconds['traced']:.1f} s"
     compiled = f"compiled or loaded from the cache {seconds['compiled']:.1f} s"
     return f"{traced}, {compiled}, first step {seconds['first_step']:.2f} s"
 
 
-def _step(step: dict[str, Any]) -> str:
+def _step(step: StepResults) -> str:
+    """Describe the time of a training step, and the speed."""
     low, high = step["range"]
     spread = f"{1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of {step['tokens']:,} tokens"
     return f"{1e3 * step['seconds']:.1f} ms ({spread}), {step['tokens_per_second']:,.0f} tokens/s"
 
 
-def _peak(limits: dict[str, float]) -> str:
+def _peak(limits: Limits) -> str:
+    """Describe the peak rates of the machine."""
     products = f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products"
     bfloat16_speedup = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]
     if bfloat16_speedup > MENTIONED:
@@ -116,10 +122,12 @@ def _where(shares: dict[str, float], step_seconds: float) -> list[str]:
 
 
 def _host(batch_seconds: float, step_seconds: float) -> str:
+    """Describe the time of the host for a batch, compared with the time of a step."""
     return f"prepares a batch in {1e3 * batch_seconds:.2f} ms, {batch_seconds / step_seconds:.1%} of a step"
 
 
-def _decode(decode: dict[str, Any]) -> str:
+def _decode(decode: DecodeResults) -> str:
+    """Describe the speed of decoding."""
     speed = f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit"
     text = f"greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, {decode['dtype']}"
     first = f"first token after {1e3 * decode['first_token_seconds']:.1f} ms"

@@ -1,4 +1,4 @@
-"""Results of `jaxgpt eval`: the loss, reward or divergence of a run, printed as lines or as a JSON object."""
+"""Results of `jaxgpt eval`: the loss, reward or divergence of a run, as lines and as values of a JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, print_result
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS
 from jaxgpt.config import Config
 from jaxgpt.errors import plural
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from jaxgpt.post.on_policy import DivergenceResult
     from jaxgpt.post.rollouts import RewardResult
     from jaxgpt.trainer.evaluation import Evaluation
+
+
+class Report(NamedTuple):
+    """A result of `jaxgpt eval`.
+
+    Attributes:
+        numbers: values of the JSON object.
+        facts: lines of text, keyed by label.
+    """
+
+    numbers: dict[str, Any]
+    facts: dict[str, Any]
 
 
 class Loss(NamedTuple):
@@ -32,16 +44,14 @@ class Loss(NamedTuple):
     rounded: Evaluation
 
 
-def print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, data: Data, json: bool) -> int:
-    """Print the loss of a run, with the numbers that follow from it.
+def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -> Report:
+    """Return the loss of a run, with the numbers that follow from it.
 
     Args:
-        run: run that was evaluated.
         about: model and text, keyed by label.
         loss: the loss.
         config: settings of the model, and the objective of the loss.
         data: evaluated data.
-        json: print one JSON object.
     """
     result = loss.rounded
     change: dict[str, float] = {}
@@ -50,7 +60,7 @@ def print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, data
         change = _change(loss)
         effect = _describe_change(change)
 
-    results = {"run": run, **about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change}
+    results = {**about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change}
     facts: dict[str, Any] = {**about, "loss": "", loss.weights: effect}
     if config.post.is_preference:
         results |= {"objective": config.post.objective, "pairs": result.windows, **result.others}
@@ -65,13 +75,12 @@ def print_loss(run: str, about: dict[str, Any], loss: Loss, config: Config, data
         error = ERROR_OF_DATA
     if math.isfinite(result.stderr):
         facts["loss"] = [facts["loss"], error]
-    return print_result(json, _finite(results), facts)
+    return Report(_finite(results), facts)
 
 
-def print_reward(run: str, lm: LM, data: Data, result: RewardResult, json: bool) -> int:
-    """Print the reward of a run."""
+def report_reward(lm: LM, data: Data, result: RewardResult) -> Report:
+    """Return the reward of a run."""
     results = {
-        "run": run,
         "model": lm.source,
         "text": data.source,
         "reward": result.reward,
@@ -87,16 +96,15 @@ def print_reward(run: str, lm: LM, data: Data, result: RewardResult, json: bool)
         "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return print_result(json, _finite(results), facts)
+    return Report(_finite(results), facts)
 
 
-def print_divergence(run: str, lm: LM, data: Data, result: DivergenceResult, json: bool) -> int:
-    """Print the divergence of a run from its teacher."""
+def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> Report:
+    """Return the divergence of a run from its teacher."""
     post = lm.config.post
     evaluation = result.evaluation
     metrics = result.metrics
     results = {
-        "run": run,
         "model": lm.source,
         "text": data.source,
         "divergence": evaluation.loss,
@@ -113,7 +121,7 @@ def print_divergence(run: str, lm: LM, data: Data, result: DivergenceResult, jso
         "KL": f"{metrics['val_kl']:.4f} nats per token, from the student to the teacher",
         "answers": f"{metrics['val_answer_tokens']:.1f} tokens on average, sampled at temperature 1",
     }
-    return print_result(json, _finite(results), facts)
+    return Report(_finite(results), facts)
 
 
 def _change(loss: Loss) -> dict[str, float]:

@@ -1,0 +1,197 @@
+"""Evaluate a run on its validation split or a different text, for `jaxgpt eval`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jaxgpt.checkpoint.data import info_of, open_run_data
+from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.cli.eval_results import Loss, Report, report_divergence, report_loss, report_reward
+from jaxgpt.cli.options import Weights
+from jaxgpt.cli.output import note, print_result, progress
+from jaxgpt.config import Config, MeshConfig, PostConfig
+from jaxgpt.data import Data, Split, with_path
+from jaxgpt.data.preferences import are_preferences
+from jaxgpt.data.source_settings import check_sources, check_windows_begin
+from jaxgpt.directories import holds_records
+from jaxgpt.errors import UserError
+from jaxgpt.lm import LM, load
+from jaxgpt.lm.weights import dequantize, quantize
+from jaxgpt.parallel.host import use_cores
+from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
+from jaxgpt.post.rollouts import HeldOutReward, RewardResult
+from jaxgpt.post.start import build_program, named_reward, reference_source
+from jaxgpt.progress import Progress
+from jaxgpt.trainer.evaluation import Evaluation, Watch, evaluate
+
+T = TypeVar("T")
+
+
+class DataOptions(NamedTuple):
+    """The options that change the data of a run for an evaluation.
+
+    Attributes:
+        path: path of the data; "": the data of the run.
+        bos: the setting data.bos; None: as in training.
+        on_error: the setting data.on_error; None: as in training.
+    """
+
+    path: str
+    bos: str | None
+    on_error: str | None
+
+    def of(self, config: Config) -> Config:
+        """Return the settings of a run with these options; on a text, the objective is next-token."""
+        config = with_path(config, self.path)
+        # A distilled model is compared with other models by the next-token loss.
+        is_distilled = config.post.objective == "distill"
+        if is_distilled or (self.path and config.post.objective != "next-token" and not _fits(config, self.path)):
+            config = replace(config, post=PostConfig())
+        options = {"bos": self.bos, "on_error": self.on_error}
+        given: dict[str, Any] = {name: value for name, value in options.items() if value}
+        return replace(config, data=replace(config.data, **given))
+
+
+class Asked(NamedTuple):
+    """What is evaluated on what.
+
+    Attributes:
+        run: the run.
+        checkpoint: best, last or a step.
+        options: the options that change the data.
+        reward: rewards on the command line; (): the rewards of the run.
+        weights: type to which the weights are rounded; float32: not rounded.
+    """
+
+    run: str
+    checkpoint: str
+    options: DataOptions
+    reward: tuple[str, ...]
+    weights: Weights
+
+    def check(self, config: Config) -> None:
+        """Raise `UserError` for an option without effect on an evaluation with these settings."""
+        post = config.post
+        if self.weights != "float32" and post.is_rollout:
+            what = "rewards" if post.has_rewards else "answers of a student"
+            raise UserError(
+                f"--weights {self.weights} has no effect on {what}, which need the weights of training: omit it"
+            )
+        if self.reward and not post.has_rewards:
+            what = self.options.path or f"{self.run}, a run with post.objective {post.objective}"
+            raise UserError(
+                f"--post.reward has no effect on {what}: omit it, or evaluate a run with rewards on prompts"
+            )
+        if self.options.bos in ("yes", "no"):
+            check_windows_begin(config, f"--data.bos {self.options.bos}")
+
+
+def evaluate_run(asked: Asked, json: bool) -> int:
+    """Evaluate a run, and print the result."""
+    use_cores(MeshConfig())
+    with progress("loading") as activity:
+        lm, data = _open(asked, activity)
+        activity.stage("evaluating")
+        report = _evaluate(lm, data, asked, activity)
+    return print_result(json, {"run": asked.run, **report.numbers}, report.facts)
+
+
+def _open(asked: Asked, activity: Progress) -> tuple[LM, Data]:
+    """Open a model and the data to evaluate it on; the model has the objective of the evaluation.
+
+    Raises:
+        UserError: if an option has no effect, or the data of the run have changed.
+    """
+    # Check the options before the weights are read, which may take minutes.
+    options = asked.options
+    config = options.of(open_run(Path(asked.run)).config())
+    asked.check(config)
+    if options.path:
+        check_sources(config)
+    lm = load(asked.run, asked.checkpoint)
+
+    activity.stage("tokenizing")
+    config = options.of(lm.config)
+    trained = None if options.path else Run(Path(asked.run))
+    info = info_of(trained, asked.checkpoint) if trained else None
+    _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
+    if change:
+        fix = "restore it, or evaluate on a different text with --data.path"
+        raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
+    post = replace(config.post, reward=asked.reward) if asked.reward else config.post
+    return lm._replace(config=replace(lm.config, post=post)), data
+
+
+def _split(data: Data, path: str, config: Config) -> str:
+    """Return the name of the evaluated part of the data."""
+    if data.held_out:
+        return "validation split"
+    if path:
+        return "all"
+    return "training pairs" if config.post.is_preference else "training text"
+
+
+def _fits(config: Config, path: str) -> bool:
+    """Return whether a path holds the data of the objective, preference pairs or prompts; a missing path does not."""
+    if not Path(path).exists() or not holds_records(Path(path)):
+        return False
+    return config.post.is_rollout or are_preferences(Path(path))
+
+
+def _evaluate(lm: LM, data: Data, asked: Asked, activity: Progress) -> Report:
+    """Compute the reward, the divergence from the teacher or the loss, as the objective of the model asks."""
+    post = lm.config.post
+    if post.has_rewards:
+        return report_reward(lm, data, _reward(lm, data, asked.reward, activity))
+    if post.is_rollout:
+        return report_divergence(lm, data, _divergence(lm, Run(Path(asked.run)), data, activity))
+    loss = _loss(lm, Run(Path(asked.run)), data.val, asked.weights, activity)
+    about = {"model": lm.source, "text": f"{data.source} ({_split(data, asked.options.path, lm.config)})"}
+    return report_loss(about, loss, lm.config, data)
+
+
+def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> RewardResult:
+    """Compute the reward of the most probable answers to prompts; `named` are the rewards on the command line."""
+    evaluator = HeldOutReward(named_reward(lm.config.post, named, note))
+    program = build_program(_on_this_machine(lm.config))
+    return _finished(evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity)))
+
+
+def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
+    """Compute the divergence from the teacher of a run, on answers to prompts."""
+    teacher = reference_source(lm.config, run)
+    assert teacher is not None
+    program = build_program(_on_this_machine(lm.config), teacher.config.model, frozen=teacher.read)
+    evaluator = HeldOutDivergence()
+    return _finished(evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity)))
+
+
+def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
+    """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
+    reference = reference_source(lm.config, run)
+    frozen = reference.read if reference else None
+    program = build_program(_on_this_machine(lm.config), frozen=frozen)
+
+    def loss(params: Any) -> Evaluation:
+        return _finished(evaluate(program, program.put_params(params), split, Watch(progress=activity)))
+
+    as_trained = loss(lm.params)
+    if weights == "float32":
+        return Loss(weights, as_trained, rounded=as_trained)
+    activity.stage(f"evaluating {weights}")
+    rounded = dequantize(quantize(lm.params, lm.config.model, weights))
+    return Loss(weights, as_trained, rounded=loss(rounded))
+
+
+def _finished(result: T | None) -> T:
+    """Return the result of an evaluation, which nothing interrupts here."""
+    assert result is not None
+    return result
+
+
+def _on_this_machine(config: Config) -> Config:
+    """Replace the mesh, attention kernel and rematerialization of a run, which may need hardware that this machine lacks."""
+    train = replace(config.train, attention="auto", remat="none")
+    return replace(config, mesh=MeshConfig(), train=train)
