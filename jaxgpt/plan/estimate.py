@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, halo_layers, halo_tokens, has_halo
+from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, halos_of
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import resolve, sizes_of
 from jaxgpt.parallel.rows import Microbatches, batch_ways, microbatches, row_shards
@@ -166,7 +166,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts
         keys=_keys_and_values(config) * work.windows,
         context_attention=_context_attention(config, topology.target),
         halo_layers=_halo_layers(config, topology.target),
-        halo=halo_tokens(config),
+        halo=halos_of(config).tokens,
         logit_chunks=_logit_chunks(config),
         reference=(work.frozen_model or config.model) if work.frozen else None,
         reference_weights=counts.reference,
@@ -195,7 +195,7 @@ def _context_attention(config: Config, target: Target) -> str:
     attention, _ = choose_attention(config, target)
     for name, kernel in CONTEXT_KERNELS.items():
         if kernel is attention and name == "splash":
-            return "halo" if has_halo(config) else "gathered"
+            return "halo" if halos_of(config).in_all_layers else "gathered"
         if kernel is attention:
             return name
     return ""
@@ -204,8 +204,9 @@ def _context_attention(config: Config, target: Target) -> str:
 def _halo_layers(config: Config, target: Target) -> int:
     """Return the number of layers in which a device receives only the keys before its tokens."""
     attention = _context_attention(config, target)
-    is_mixed = attention in ("gathered", "ring") and not has_halo(config)
-    return halo_layers(config) if attention == "halo" or is_mixed else 0
+    halos = halos_of(config)
+    is_mixed = attention in ("gathered", "ring") and not halos.in_all_layers
+    return halos.layers if attention == "halo" or is_mixed else 0
 
 
 def _key_bytes(config: Config, target: Target) -> float:
@@ -215,7 +216,7 @@ def _key_bytes(config: Config, target: Target) -> float:
     keys arrive during the computation. A layer without a halo needs the most.
     """
     share = 1 / config.mesh.context
-    copies = {"gathered": 1.0, "halo": share + halo_tokens(config) / config.window, "ring": 2 * share, "": 0.0}
+    copies = {"gathered": 1.0, "halo": share + halos_of(config).tokens / config.window, "ring": 2 * share, "": 0.0}
     attention = _context_attention(config, target)
     if _halo_layers(config, target) == config.model.n_layer:
         attention = "halo"

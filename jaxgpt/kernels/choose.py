@@ -1,0 +1,122 @@
+"""The fastest operations for a config and its devices: `best`."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxgpt.config import Config
+from jaxgpt.data_files import has_documents
+from jaxgpt.kernels import activations, cpu, norms
+from jaxgpt.kernels.context import CONTEXT_KERNELS, choose_context_attention, fallback_note
+from jaxgpt.kernels.experts import ragged_experts, tiled_experts
+from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.tiled import SHORTEST
+from jaxgpt.ops import AttendFn, Ops
+from jaxgpt.ops.attention import attend
+
+PLAIN = Ops(activate=activations.activate, experts=ragged_experts)
+CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend, experts=tiled_experts)
+GPU = PLAIN._replace(norm=norms.norm)
+# `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
+KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
+
+
+class Target(NamedTuple):
+    """A kind of device that need not exist here, such as `jaxgpt.plan.topology.parse_topology("v5e:2x4").target`.
+
+    Attributes:
+        platform: cpu, gpu or tpu.
+        compute_capability: compute capability of a GPU as JAX formats it, such as 9.0; "" on other platforms.
+    """
+
+    platform: str
+    compute_capability: str = ""
+
+
+def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Ops:
+    """Return the fastest operations for a config on the devices of a mesh.
+
+    Some operations have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions,
+    `GPT(config)`.
+
+    Args:
+        config: settings of the run.
+        mesh: the devices, or their kind; an `AbstractMesh`: operations for any device; None: this process's first device.
+
+    Raises:
+        UserError: if `train.attention` selects a kernel that cannot run.
+    """
+    if isinstance(mesh, AbstractMesh):
+        attention: AttendFn = attend
+        if config.mesh.context > 1:
+            attention, _ = choose_context_attention(config, "")
+        return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
+    device: jax.Device | Target
+    if isinstance(mesh, Target):
+        device = mesh
+    else:
+        device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    attention, _ = choose_attention(config, device)
+    return of_device(device, config.train.compute_dtype)._replace(attend=attention)
+
+
+def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
+    """Return the operations of a device for generation, where `train.attention` does not apply."""
+    ops = {"cpu": CPU, "gpu": GPU}.get(device.platform, PLAIN)
+    return ops._replace(dtype=jnp.dtype(dtype))
+
+
+def choose_attention(config: Config, device: jax.Device | Target) -> tuple[AttendFn, str]:
+    """Return a device's attention function, and a note if `auto` falls back to a slower function, or "".
+
+    Raises:
+        UserError: if a kernel is selected by name and cannot run.
+    """
+    if config.mesh.context > 1:
+        return choose_context_attention(config, device.platform)
+    of_platform, kernel = KERNELS.get(device.platform, ("xla", attend))
+    name: str = config.train.attention
+    if name == "auto":
+        name = of_platform
+    if name == "xla":
+        return attend, ""
+
+    if name == of_platform:
+        lack = _lack(name, config, device)
+    elif name in CONTEXT_KERNELS and name != "splash":  # splash also runs on a device alone
+        lack = "needs positions that are divided over devices (mesh.context 2 or more)"
+    else:
+        lack = f"does not run on {device.platform} devices"
+    if not lack:
+        return kernel, ""
+
+    # `attend` needs much memory only for long windows.
+    note = fallback_note(config, name, lack)
+    return attend, note if config.window >= SHORTEST else ""
+
+
+def _lack(name: str, config: Config, device: jax.Device | Target) -> str:
+    """Return why a platform's kernel cannot run with a config on a device, or ""."""
+    if config.model.dropout:
+        return f"does not support dropout (model.dropout {config.model.dropout:g})"
+    if name != "cudnn":
+        return ""
+    capability = str(getattr(device, "compute_capability", ""))
+    if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
+        return "needs an NVIDIA GPU of compute capability 8.0 or more"
+    widest = 128 if capability[0] == "8" else 256
+    if config.train.compute_dtype == "float32":
+        return "needs train.compute_dtype bfloat16"
+    width = config.model.head_width
+    if width % 8 or width > widest:
+        return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
+    if config.window % 2:
+        return f"needs an even window, not {config.window_setting}"
+    if has_documents(config):
+        return "does not support documents (data.documents mask or pack, conversations)"
+    return ""

@@ -1,0 +1,139 @@
+"""Attention on meshes that divide positions (`mesh.context`): its choice, its halos, and the order of the tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
+from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.ring import (
+    MixedAttention,
+    balanced_order,
+    gathered_attention,
+    halo_attention,
+    halo_size,
+    ring_attention,
+)
+from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
+from jaxgpt.ops import AttendFn, Ops
+from jaxgpt.ops.attention import attend
+
+# Splash runs on TPUs, the other kernels on any platform.
+CONTEXT_KERNELS: dict[str, AttendFn] = {
+    "splash": ShardedSplash(),
+    "gathered": gathered_attention,
+    "halo": halo_attention,
+    "ring": ring_attention,
+}
+MOST_GATHERED = 2**17  # longest windows with gathered keys (compiled sizes in docs/scaling.md)
+
+
+class Halos(NamedTuple):
+    """The layers with a sliding window in which a device receives only the keys before its own tokens, its halo.
+
+    Attributes:
+        tokens: number of keys in the halos of a device; 0: it receives the keys of all devices.
+        layers: number of layers with a halo.
+        in_all_layers: whether each device needs only keys of the previous device, in all layers. The tokens of a device are
+            then consecutive; otherwise, they are in balanced order.
+    """
+
+    tokens: int
+    layers: int
+    in_all_layers: bool
+
+
+def halos_of(config: Config) -> Halos:
+    """Return the halos of a model on a mesh that divides positions."""
+    tokens = config.window // config.mesh.context
+    window = config.model.sliding_window
+    in_all_layers = all(halo_size(each, tokens) for each in config.model.windows)
+    if in_all_layers:
+        halo = halo_size(window, tokens)
+    else:
+        # In balanced order, each of the two chunks of a device has a halo.
+        halo = 2 * halo_size(window, tokens // 2)
+    with_window = sum(each > 0 for each in config.model.windows)
+    return Halos(tokens=halo, layers=with_window if halo else 0, in_all_layers=in_all_layers)
+
+
+def fallback_note(config: Config, name: str, lack: str) -> str:
+    """Return the note that `auto` falls back to `attend`, because the kernel `name` lacks something.
+
+    Raises:
+        UserError: if `train.attention` selects this kernel.
+    """
+    if config.train.attention == name:
+        raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
+    return f"attention by xla, with all T x T scores in memory: {name} {lack}"
+
+
+def choose_context_attention(config: Config, platform: str) -> tuple[AttendFn, str]:
+    """Return the attention function of a mesh that divides positions, and a note, like `choose_attention`."""
+    name: str = config.train.attention
+    if name == "auto":
+        name = _fastest_context_attention(config, platform)
+    if name == "xla":
+        return attend, ""
+
+    context = config.mesh.context
+    lack = ""
+    if name not in CONTEXT_KERNELS:
+        lack = f"needs complete windows on each device (mesh.context 1, not {context})"
+    elif config.model.dropout:
+        lack = f"does not support dropout (model.dropout {config.model.dropout:g})"
+    elif name == "splash" and platform != "tpu":
+        lack = f"does not run on {platform or 'these'} devices"
+    elif name == "splash" and not has_splash_tiles(config):
+        lack = f"needs a window that is a multiple of {2 * LANES * context}, not {config.window_setting}"
+    elif name == "halo" and not halos_of(config).in_all_layers:
+        lack = (
+            "needs a sliding window in all layers, of at most as many tokens as a device has "
+            f"({config.window // context} with mesh.context {context})"
+        )
+    if not lack:
+        return CONTEXT_KERNELS[name], ""
+    return attend, fallback_note(config, name, lack)
+
+
+def _fastest_context_attention(config: Config, platform: str) -> str:
+    """Return the name of the attention that `auto` selects on a mesh that divides positions."""
+    has_halos = halos_of(config).in_all_layers
+    sends_little = config.window <= MOST_GATHERED or has_halos
+    if platform == "tpu" and has_splash_tiles(config) and sends_little:
+        return "splash"
+    if has_halos:
+        return "halo"
+    return "gathered" if sends_little else "ring"
+
+
+def has_splash_tiles(config: Config) -> bool:
+    """Return whether splash attention has tiles for the tokens of a device."""
+    context = config.mesh.context
+    return tile_size(config.window, context, context) > 0
+
+
+def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:
+    """Return a permutation of a window's tokens that gives all devices of `mesh.context` equal work, and its operations.
+
+    Only operations that read positions, or are made for this order, allow a different order. With a halo, consecutive tokens
+    already give the devices equal work.
+
+    Returns:
+        Operations for tokens in this order, and the order, `[T]`; None: unchanged.
+    """
+    context = config.mesh.context
+    if context == 1 or ops.edit is not None:
+        return ops, None
+    order = balanced_order(config.window, context)
+    halos = halos_of(config)
+    if ops.attend in (gathered_attention, ring_attention):
+        is_mixed = halos.layers > 0 and not halos.in_all_layers
+        attention = MixedAttention(ops.attend, context) if is_mixed else ops.attend
+        return ops._replace(attend=attention), order
+    if ops.attend == ShardedSplash() and not halos.in_all_layers:
+        return ops._replace(attend=ShardedSplash(context)), order
+    return ops, None
