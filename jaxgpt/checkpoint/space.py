@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import jax
 from jaxgpt.checkpoint.index import saved_steps
 from jaxgpt.checkpoint.run import Run, replaced_run
 from jaxgpt.config import TrainConfig
+from jaxgpt.directories import NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import UserError
 
 COMPRESSED = 0.8  # lowest size of compressed weights, relative to their size in memory; measured: 0.92
@@ -38,41 +41,54 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         return
     present = saved_steps(run.checkpoints)
     if replaced:
-        free += _bytes_in(run.path)
+        free += sum(_size(run.path / name) for name in (*RUN_FILES, NEW, REPLACED))  # other files are kept
         present = []
     else:
         old = replaced_run(run.path)  # deleted before the first checkpoint
-        free += _bytes_in(old) if old else 0
+        free += _size(old) if old else 0
 
     one = _bytes(state)
     most = most_checkpoints(train)
     needed = one * max(most - len(present), 1)
-    facts = f"a checkpoint takes about {readable(one)}, and the file system of {run.path} has {readable(free)} of free space"
+    available = f"the file system of {run.path} has {format_bytes(free)} of free space"
+    facts = f"a checkpoint takes about {format_bytes(one)}, and {available}"
     if free < COMPRESSED * _bytes(state.params):
-        fix = f"free at least {readable(one - free)} there, or move the run to a different file system"
+        fix = f"free at least {format_bytes(one - free)} there, or move the run to a different file system"
         raise UserError(f"{facts}: {fix}")
     if free < needed:
         fix = "free space, or lower --train.keep-last and --train.keep-best"
-        note(f"{facts}: the run stores up to {most} at a time, {readable(most * one)}; {fix}")
+        note(f"{facts}: the run stores up to {most} at a time, {format_bytes(most * one)}; {fix}")
 
 
-def _bytes_in(directory: Path) -> int:
-    """Return the size of all files in a directory tree."""
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+def _size(path: Path) -> int:
+    """Return the bytes that deleting a file or directory tree frees; targets of links and missing files count as 0."""
+    files = [path]
+    if path.is_dir() and not path.is_symlink():
+        files = [Path(directory, name) for directory, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with suppress(OSError):  # a training process deletes checkpoints
+            total += file.lstat().st_size
+    return total
 
 
 def most_checkpoints(train: TrainConfig) -> int:
-    """Return the largest number of checkpoints of a run at a time: kept checkpoints and the checkpoint being written."""
-    kept = train.keep_last + train.keep_best
+    """Return the largest number of checkpoints of a run at a time: kept checkpoints and the checkpoint being written.
+
+    The best checkpoints on earlier validation data or with earlier evaluators, which a resume may keep, are not counted.
+    """
+    lasting = train.keep_last + train.keep_best
     if train.keep_every:
-        kept += train.steps // train.keep_every
-    is_scheduled = not train.checkpoint_every and not train.checkpoint_seconds
-    if is_scheduled:
-        kept = min(kept, math.ceil(train.steps / train.eval_every) - 1)
-    return kept + 1
+        lasting += train.steps // train.keep_every
+    if not train.checkpoint_every:
+        evaluations = math.ceil(train.steps / train.eval_every)
+        lasting = min(lasting, evaluations - 1)  # during the last evaluation's write
+    temporary = 1 if train.checkpoint_seconds else 0  # kept in addition to the others, until the next write is complete
+    being_written = 1
+    return lasting + temporary + being_written
 
 
-def readable(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Format a number of bytes with a decimal unit, as in "1.2 GB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
