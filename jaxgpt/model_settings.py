@@ -83,7 +83,9 @@ class ModelConfig(Section):
     scale_attn_weights: bool = setting(True, "divide attention scores by sqrt(head_dim)")
     scale_attn_by_inverse_layer_idx: bool = setting(False, "also divide attention scores by (layer index + 1)")
     logit_softcap: float = setting(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", 0.0, 1e6)
-    sliding_window: int = setting(0, "tokens that each token attends to, including itself; 0: no limit", 0)
+    sliding_window: int = setting(
+        0, "maximum number of tokens that a token attends to, including itself; 0: no limit", 0
+    )
     window_pattern: str = setting("L", "repeated pattern of layers, such as LLLLLG; L: sliding window, G: no window")
     dropout: float = setting(0.0, "dropout rate on embeddings, attention weights and sublayer outputs", 0.0, below=1.0)
     init: Literal["gpt2", "torch", "zero-proj"] = setting("gpt2", "zero-proj: gpt2, with residual projections at zero")

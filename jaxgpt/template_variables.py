@@ -16,7 +16,8 @@ def parse_variables(text: str, where: str) -> dict[str, Any]:
     """Parse the variables of a chat template, a JSON object; "": no variables.
 
     Raises:
-        UserError: if the text is not a JSON object, or has the name of a variable that jaxgpt sets; begins with `where`.
+        UserError: if the text is not a JSON object, or has the name of a variable that jaxgpt sets. The message begins with
+            `where`.
     """
     variables = parse_json(text, where) if text else {}
     try:

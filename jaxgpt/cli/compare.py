@@ -25,7 +25,7 @@ def compare(*runs: str, json: Json = False) -> int:
 
     Prints the mean loss of each group with its standard error over seeds, and
     whether the best group can be distinguished from each other group: in pairs of
-    equal seeds if there are two or more, otherwise with Welch's t-test. The error
+    equal seeds if there are at least two pairs, otherwise with Welch's t-test. The error
     includes the choice of the validation windows if all runs were evaluated on the
     same windows. If the groups cannot be distinguished, the command prints the
     number of seeds that would suffice. All runs must have the same validation data.
@@ -68,7 +68,7 @@ def seed_groups(
         paths: directory of each run.
 
     Raises:
-        UserError: if a run has not finished, or has a different objective or evaluation than the first one; or if its
+        UserError: if a run has not finished, or has a different objective or evaluation than the first run; or if its
             record of the validation windows is damaged.
     """
     from jaxgpt.study.seeds import final_loss, group_runs

@@ -91,7 +91,7 @@ def _validation(train: int, val: int) -> str:
 
 
 def _markers(number: int) -> str:
-    """Describe the markers between documents that were read as text, or return ""."""
+    """Describe the end-of-text markers that were read as ordinary text, or return ""."""
     from jaxgpt.data.text import MARKER
 
     if not number:

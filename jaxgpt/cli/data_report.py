@@ -77,7 +77,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
 
 
 def _is_run(target: str) -> bool:
-    """Return whether a target is a run, which has both files; a directory of text may contain one of them."""
+    """Return whether a target is a run, with both config.json and tokenizer.json; other directories may have one of them."""
     has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     return target not in ("", *PRESETS) and has_run_files
 

@@ -34,7 +34,7 @@ def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 
 
 def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:
-    """Draw the rewards of runs, or their losses and baselines; None: no baselines."""
+    """Draw the rewards of runs, or their losses with baselines, if any."""
     from jaxgpt.study.figure import save
     from jaxgpt.study.plot import has_rewards, losses, rewards
 

@@ -133,7 +133,7 @@ def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, t
 
 
 def _check_needs_no_directory(options: Mapping[str, str]) -> None:
-    """Raise `UserError` if any of the options, which need a directory, has a value."""
+    """Raise `UserError` if a value is given for an option that needs a directory."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")

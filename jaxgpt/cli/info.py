@@ -116,7 +116,7 @@ def read_state(run: Run, config: Config) -> RunState:
     tokens = [line.get("tokens", 0) for line in logged] + [each.tokens for each in infos.values()]
     seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
 
-    # The losses of checkpoints are on `eval_windows` windows. This is shown only if an evaluation used more.
+    # The losses of checkpoints are on `eval_windows` windows. The number is printed only if an evaluation used more.
     windows = config.train.eval_windows
     has_larger = any(line.get("val_windows", 0) > windows for line in lines)
 

@@ -165,7 +165,7 @@ class _Fleet:
                 process.kill()
 
     def _forward(self, number: int, _: Any) -> None:
-        """Forward a signal to all processes; the signal handler."""
+        """Handle a signal: forward it to all processes."""
         self.forwarded = number
         for process in self.processes:
             process.send_signal(number)
@@ -179,7 +179,7 @@ class _Fleet:
             if code in (0, UNFINISHED):
                 continue
             number = -code  # the signal that killed the process, if positive
-            # XLA aborts the remaining processes. Their ends are not the cause of the failure.
+            # XLA aborts the remaining processes, which does not explain the failure.
             is_victim = index in self.stopped or (is_explained and number == signal.SIGABRT)
             if number > 0 and self.forwarded is None and not is_victim:
                 note(f"process {index} was killed by {signal.Signals(number).name}")

@@ -90,7 +90,7 @@ def option_name(setting: str) -> str:
 
 
 def check_unused(options: Mapping[str, Any], where: str) -> None:
-    """Raise `UserError` if an option has a value but no effect, such as `{"--limit": 5}`; `where`: "without --tasks"."""
+    """Raise `UserError` if an option has a value, but no effect `where`, for example "without --tasks"."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option} has no effect {where}: omit it")

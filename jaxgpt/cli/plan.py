@@ -149,7 +149,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _larger(case: Case) -> str:
-    """Describe the smallest slice with enough memory for a run that fits on its own slice with no options."""
+    """Describe the smallest slice with enough memory for a run; no option makes it fit on its own slice."""
     from jaxgpt.plan.choices import smallest_slice
 
     found = smallest_slice(case.config, case.topology, case.work)

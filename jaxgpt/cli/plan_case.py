@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from jaxgpt.plan.residuals import Work
     from jaxgpt.plan.topology import Topology
 
-NOT_IN_AGAINST = ("against", "meshes", "decode", "estimate", "json")  # options of a plan that apply to both plans
+NOT_IN_AGAINST = (
+    "against",
+    "meshes",
+    "decode",
+    "estimate",
+    "json",
+)  # options that apply to both plans, so --against rejects them
 
 
 class Case(NamedTuple):

@@ -108,7 +108,7 @@ class RunPrinter(Listener):
 
     @property
     def _examples(self) -> str:
-        """The word for the examples of the data."""
+        """Name of the examples in the data: pairs or text."""
         return "pairs" if self._has_pairs else "text"
 
     @property

@@ -50,7 +50,7 @@ class TrainOptions(NamedTuple):
 
     @property
     def named_rewards(self) -> tuple[str, ...]:
-        """The rewards on the command line, which may be code of the user."""
+        """The rewards on the command line, which may be the user's own code."""
         rewards: tuple[str, ...] = self.settings.get("post.reward", ())
         return rewards
 

@@ -109,7 +109,7 @@ def _check_model(weights: Config, config: Config, free: Collection[str]) -> None
 
 
 def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
-    """Raise `UserError` if adapters have different positions than their base: readers of the adapters use those of the base."""
+    """Raise `UserError` if adapters have different positions than their base: loaded adapters use the positions of the base."""
     for name in OF_POSITIONS:
         was = getattr(base, name)
         if getattr(model, name) != was:

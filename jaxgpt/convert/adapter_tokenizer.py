@@ -15,8 +15,8 @@ from jaxgpt.errors import UserError
 def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[Tokenizer, str]:
     """Return the tokenizer of an imported adapter, and a note about ignored files, or "".
 
-    An adapter has the tokens and the chat template of its training, which may differ from those of the base. The base supplies
-    ids and templates that the adapter lacks.
+    An adapter may have been trained with different tokens or a different chat template than its base. The base supplies ids
+    and templates that the adapter lacks.
 
     Args:
         source: directory of the adapter; tokenizer.json and its chat template are optional.

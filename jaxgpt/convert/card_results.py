@@ -19,7 +19,7 @@ Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
 
 
 def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
+    """Return the loss of the exported checkpoint and the baselines of the same data, or "" if it was not evaluated."""
     if config.post.objective != "next-token":
         return _post_results(metrics, info, config)
     evaluated = [line for line in metrics if "val_loss" in line and line["step"] == info.step]
@@ -69,7 +69,7 @@ def tasks_section(run: Path, info: Info) -> str:
 
 
 def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the results of the exported checkpoint of a run on preference pairs or with rewards, or ""."""
+    """Return the results of a checkpoint trained with a `post.objective` other than next-token, or ""."""
     name = "val_reward" if config.post.has_rewards else "val_loss"
     evaluated = [line for line in metrics if name in line and line["step"] == info.step]
     if not evaluated:

@@ -102,7 +102,7 @@ def _compare(read: Tokenizer, tokenizer: Tokenizer) -> str:
 
 
 def _padding(values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Extend the lists of tokens to ids of the model without a token, such as padding of the vocabulary."""
+    """Extend the lists of tokens to all ids of the model; ids without a token, such as padding, are unused tokens."""
     missing = range(len(values["tokens"]), vocab_size)
     padded = {
         "tokens": values["tokens"] + [f"[PAD{i}]" for i in missing],
@@ -255,7 +255,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 
 
 def _pre_tokenizer(value: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or ""; NFC is ignored, as llama.cpp does."""
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or ""; the normalizer, None or NFC, is ignored."""
     if (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return ""
     pre = value["pre_tokenizer"] or {}

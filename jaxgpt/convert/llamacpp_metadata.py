@@ -41,7 +41,7 @@ YARN = ("log_multiplier", "ext_factor", "attn_factor", "beta_fast", "beta_slow")
 
 
 def family(architecture: Architecture) -> Family:
-    """Return the family whose options are metadata keys, and names of tensors that show a setting."""
+    """Return a family with metadata keys, and names of tensors that show a setting, as its options."""
     keys = KEYS | {architecture.width: ("n_inner", int), architecture.eps: ("norm_eps", float)}
     fixed: dict[str, Any] = {"activation": architecture.activation}
     if architecture.normalized is not None:

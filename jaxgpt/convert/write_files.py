@@ -133,7 +133,7 @@ def as_bytes(size: str) -> int:
     """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
 
     Raises:
-        UserError: if it is not a positive number with a unit of `SIZES`.
+        UserError: if `size` is not a positive number with a unit of `SIZES`.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
     number = float(found[1]) * SIZES[found[2].upper()] if found else 0

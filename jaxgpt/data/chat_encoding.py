@@ -58,12 +58,12 @@ class ChatFormat:
     def encode(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Conversation]:
         """Encode a complete conversation for training.
 
-        All answers are in one sequence, unless the template changes earlier text when messages are added. Then an answer
-        after a change begins a new sequence.
+        All answers are in one sequence, unless the template changes earlier text when messages are added. In that
+        case, an answer after a change begins a new sequence.
 
         Raises:
-            UserError: as in `prompt_ids`; if no message has the role assistant, or the text of an answer cannot be located;
-                if the first message has the role assistant and the template has no `{% generation %}`.
+            UserError: if `prompt_ids` rejects the messages, no message has the role assistant, the text of an answer cannot
+                be located, or the first message has the role assistant and the template has no `{% generation %}`.
         """
         messages = self.template.readable(messages)
         roles = [message["role"] for message in messages]

@@ -71,7 +71,7 @@ def check_conversations(path: Path, on_error: str = "fail") -> None:
 def has_usable(
     path: Path, skipped: Skipped, read: Callable[[Any], Any], fields: Collection[str], all_records: bool
 ) -> bool:
-    """Return whether `read` accepts any record of a path; `all_records`: also read the records after it."""
+    """Return whether `read` accepts at least one record of a path; `all_records`: also read the remaining records."""
     files = find_files(path)
     found = False
     for _ in read_files([*files.train, *files.val], skipped, read, fields):

@@ -170,7 +170,9 @@ def _common_prefix(one: str, two: str) -> str:
 
 
 def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:
-    """Find the end of a turn in the text after an answer: a control token, otherwise all text; without text, end-of-text.
+    """Find the end of a turn in the text after an answer: the first control token or, without control tokens, all text.
+
+    If a template renders no text after an answer, the end-of-text token ends the turn.
 
     Args:
         tail: text that the template renders after an answer; None: unknown.

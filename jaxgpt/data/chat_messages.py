@@ -115,7 +115,7 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
 
 
 def _check_names(turn: Mapping[str, Any], role: str, where: str) -> None:
-    """Check that a message with the names of two shapes has the same role and content in both."""
+    """Check that a message with the fields of two shapes has the same role and the same content in both."""
     other = turn.get("from")
     is_role = isinstance(other, str) and other.lower() in (*ROLES, *CALLS)  # not, for example, a person's name
     if is_role and _speaker(str(other)) != _speaker(role):
@@ -135,7 +135,7 @@ def _role(name: str) -> str:
 
 
 def _speaker(name: str) -> str:
-    """Map the names of a role in different shapes to one name."""
+    """Return the same name for all names of a role, in any shape."""
     role = _role(name)
     return "assistant" if role in CALLS else {"developer": "system"}.get(role, role)
 

@@ -55,8 +55,8 @@ class AnswerFinder(NamedTuple):
     def sequences(self, view: View) -> list[list[Part]]:
         """Split a conversation into sequences of parts; for a prompt, the last sequence is the text that chat sends.
 
-        All answers are in one sequence, unless the template changes earlier text when messages are added. Then an answer
-        after a change begins a new sequence.
+        All answers are in one sequence, unless the template changes earlier text when messages are added. In that
+        case, an answer after a change begins a new sequence.
 
         Raises:
             UserError: if the text of an answer cannot be located, or the first message has the role assistant and the
@@ -234,7 +234,7 @@ def _span_of(view: View, n: int, whole: Rendered) -> Range:
 
 
 def _within(turn: Turn, target: Range) -> Range:
-    """Return a target without the text before a turn that begins in it, and without the text after the end of this turn.
+    """Cut a target to a turn that begins in it: drop the text before the turn, and the text after the end of the turn.
 
     Chat sends the text before the turn, and text after its end is never generated.
     """

@@ -279,7 +279,7 @@ def for_templates(message: Message) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """Parse arguments that are the JSON of an object; return other texts as they are."""
+    """Parse arguments that are the JSON of an object; return other texts unchanged."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -17,7 +17,7 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     a new word in WordPiece.
 
     Args:
-        before: the text, or its ids; unused if the tokenizer has a `separator`: then the continuation begins a new word.
+        before: the text, or its ids. A tokenizer with a `separator` ignores them, and the continuation begins a new word.
         text: the continuation.
 
     Returns:

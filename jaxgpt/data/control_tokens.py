@@ -30,7 +30,7 @@ class ControlTokens:
     """The control tokens of a tokenizer: its special tokens, and further added tokens by name.
 
     Args:
-        tokenizer: any tokenizer; only tokenizers with added tokens have control tokens.
+        tokenizer: any tokenizer; tokenizers of bytes or characters have no control tokens.
         further: names of added tokens that are control tokens although they are not special, or, for a tokenizer of
             words, names of words.
 
@@ -70,7 +70,7 @@ class ControlTokens:
         return matches
 
     def _spelling(self, name: str) -> str:
-        """Return a name without the white space that its token absorbs, equal for all spellings that match the token."""
+        """Return a normal form of a name: equal for all spellings that match a token, and without white space at the ends."""
         assert isinstance(self.tokenizer, SubwordTokenizer)
         normalizer = self.tokenizer.library.normalizer
         if self.normalized and normalizer is not None:

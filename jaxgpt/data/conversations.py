@@ -226,8 +226,8 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
     """Return the role of each message whose text the template omits, except the assistant's.
 
     A template may omit the text of some roles, such as system or tool; the model is then trained on answers without this
-    text. A template may also change a text, for example to capitals. Therefore, a text that is not found is omitted only if
-    a different text renders equally.
+    text. A template may also change a text, for example to capitals. Therefore, a text that is not found counts as omitted
+    only if a different text renders equally.
     """
     if all(message["role"] in ("user", "assistant") for message in chat.messages):
         return []

@@ -44,10 +44,11 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
     """Return the token ids, keyed by the tokens' bytes, or {} if tiktoken may merge differently.
 
-    `tokenizers` merges a pair of tokens if `merges` lists the pair, tiktoken if their concatenation is a token. The results are
-    equal if `merges` is in the order of the merged tokens' ids, and `tokenizers` encodes the text of every token to this
-    token alone. Proof: take the first pair (x, y) that only tiktoken merges, into a token t. So far, no merge crossed the ends
-    of t, so encoding t alone reaches (x, y). The result is t alone, so `tokenizers` also merges (x, y): the pair is listed.
+    `tokenizers` merges a pair of tokens if `merges` lists the pair; tiktoken merges it if the concatenation is a token. The
+    results are equal if `merges` is in the order of the merged tokens' ids, and `tokenizers` encodes the text of every token
+    to this token alone. Proof: take the first pair (x, y) that only tiktoken merges, into a token t. So far, no merge crossed
+    the ends of t, so encoding t alone reaches (x, y). The result is t alone, so `tokenizers` also merges (x, y): the pair is
+    listed.
     """
     model = value["model"]
     is_plain = all(token["special"] for token in value["added_tokens"])

@@ -91,7 +91,7 @@ def inner_name(name: str, suffix: str) -> str:
 
 
 def begins_array(file: BinaryIO) -> bool:
-    """Return whether the content of an open file is a JSON array; the position is the beginning of the file afterwards.
+    """Return whether the content of an open file is a JSON array; afterwards, the position is the beginning of the file.
 
     Only the first bytes are read, because an array may be a single long line.
     """

@@ -39,7 +39,7 @@ def _checked_values(ids: np.memmap) -> np.ndarray:
 
 def _wider_type(values: np.ndarray) -> str:
     """Return the type of ids that 16-bit values were probably written as, such as `int64`, or "" for uint16."""
-    # Positive ids below 2^16: their high parts are 0. Padding by -1 or -100: its high parts are 0xFFFF.
+    # The high parts of ids below 2^16 are 0. The high parts of padding with -1 or -100 are 0xFFFF.
     for size, kind in ((4, "int64 (the default of numpy.array)"), (2, "int32 or uint32")):
         parts = values.reshape(len(values), -1, size)
         low = parts[..., 0]

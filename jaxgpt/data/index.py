@@ -1,4 +1,4 @@
-"""index.json of a directory of token shards: its entries; read and write it with its checksum."""
+"""index.json of a directory of token shards: its entries, and how it is read and written with its checksum."""
 
 from __future__ import annotations
 

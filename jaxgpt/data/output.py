@@ -165,7 +165,7 @@ def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], no
     for was, source in zip(before, now, strict=True):
         if was["fingerprint"] == source["fingerprint"]:
             continue
-        # An index of jaxgpt 0.1.0 has no digest of the content; a complete output does not depend on the sources anymore.
+        # An index of jaxgpt 0.1.0 has no digest of the content; a complete output no longer depends on the sources.
         is_unknown = "content" not in was and index["complete"]
         if was.get("content") != source["content"] and not is_unknown:
             fix = "restore them (cp -p keeps the times), or use a different --out"
@@ -192,7 +192,7 @@ def _check_older(out: Path, index: Index, sources: Sequence[Source]) -> None:
 
 
 def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
+    """Raise `UserError` if an unfinished directory of 0.1.0 has written pieces that are now cut differently."""
     is_older = "separator" not in index["settings"]
     if is_older and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):
         raise UserError(f"{out} was created by jaxgpt 0.1.0, which cut texts differently: choose a different --out")

@@ -120,7 +120,7 @@ class _Parts(NamedTuple):
 
 
 def _check_place(fields: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a record without a prompt has fields that belong to one: its answers are not complete texts."""
+    """Raise `UserError` if a record without a prompt has fields of a prompt: its answers are not complete texts."""
     for name in WITH_PROMPT:
         if fields.get(name):
             raise UserError(
@@ -155,7 +155,7 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
 
 
 def _split_messages(parts: _Parts) -> _Parts:
-    """Remove the common first messages of two answers: the prompt, or a repetition of the end of a given list of messages."""
+    """Remove the common first messages of two answers; they are the prompt, or repeat the end of a given list of messages."""
     messages = [comparable(each) for each in parts.chosen]
     shared = _shared(messages, [comparable(each) for each in parts.rejected])
     if isinstance(parts.prompt, list):
@@ -194,7 +194,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
-    """Split two texts at their first difference, or before a space that precedes it; no common beginning: no prompt.
+    """Split two texts at their first difference, or before a space that precedes it; None: no prompt.
 
     If one text begins with the other, the shorter answer is its last character, as in TRL.
     """
@@ -213,7 +213,7 @@ def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
 
 
 def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
-    """Return the first messages of a conversation; if they begin with no request, insert the text `prompt` as the request."""
+    """Return the first messages of a conversation; if they do not begin with a request, insert the text `prompt`."""
     begin = 1 if is_speaker(messages, "system") else 0
     if not isinstance(prompt, str) or is_speaker(messages[begin:], "user"):
         return [*messages]

@@ -48,8 +48,8 @@ def prepare(
 ) -> Index:
     """Tokenize documents into shards of ids with an index, and return the index.
 
-    A call with the same arguments continues an interrupted call; if the directory is complete, the call compares
-    its files with their checksums.
+    A call with the same arguments continues an interrupted call. If the directory is complete, the call compares its files
+    with their checksums.
 
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
@@ -139,7 +139,7 @@ def _notes_on_texts(sources: Sequence[Source], params: PrepareParams) -> Iterato
 def _write_remaining(
     out: Path, index: Index, sources: Sequence[Source], params: PrepareParams, progress: Progress
 ) -> None:
-    """Read, encode and write the pieces after those in the index, with the tokenizer that an earlier call may have saved."""
+    """Read, encode and write the pieces that the index does not count yet, with the saved tokenizer."""
     tokenizer = saved_tokenizer(out, index)
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)

@@ -263,7 +263,7 @@ def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFor
 
 
 def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequence[ChatFormat | None]) -> list[int]:
-    """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as `jaxgpt sample` reads it.
+    """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as in `jaxgpt sample`.
 
     Raises:
         UserError: if messages have no template, the template or tokenizer rejects the prompt, or the prompt has no ids.

@@ -148,7 +148,7 @@ def _decode(text: bytes | str) -> Any:
 
 
 def _read_objects(data: bytes, where: str) -> Iterator[Record]:
-    """Yield objects that are written one after another; an error ends the reading."""
+    """Yield consecutive objects of a text; an error ends the reading."""
     number = 1
     try:
         text = data.decode("utf-8")

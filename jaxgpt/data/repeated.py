@@ -78,7 +78,8 @@ def _formats(files: Sequence[Path], beginning: Callable[[Path], str]) -> list[st
 def _versions(files: Iterable[Path]) -> list[str]:
     """Describe names that differ by a version: `v1-a.txt` and `v2-a.txt`, or `stories.txt` and `stories-v2.txt`.
 
-    A name with a version may have more words, as `StoriesV2-GPT4-train.txt` and `Stories-train.txt` have, but not fewer.
+    The name with a version may have more words than the other name, but not fewer: `StoriesV2-GPT4-train.txt` and
+    `Stories-train.txt` differ by a version.
     """
     plain = []
     marked = []
@@ -121,7 +122,7 @@ def _words(name: str) -> set[str]:
 
 
 def _suffix(path: Path) -> str:
-    """Return the format of a file by its name: the suffix, or the suffix before that of a compression."""
+    """Return the format of a file by its name: the last suffix, except the suffix of a compression."""
     name = path.name.lower()
     for packed in PACKED:
         name = name.removesuffix(packed)

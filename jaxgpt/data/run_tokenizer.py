@@ -1,4 +1,4 @@
-"""The tokenizer of a run: given, of a prepared directory, or made as `data.tokenizer` specifies."""
+"""The tokenizer of a run: a given tokenizer, the tokenizer of a prepared directory, or a new one (`data.tokenizer`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def vocab_size(config: Config) -> int:
 
 
 def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise make `data.tokenizer`.
+    """Return `given`, otherwise the tokenizer of a prepared directory, otherwise a new tokenizer (`data.tokenizer`).
 
     `given` keeps its rule for the beginning-of-text token; the tokenizer of a new run follows `data.bos`.
     """

@@ -41,7 +41,7 @@ def check_sources(config: Config, tokens: int = 0) -> None:
 
 
 def check_windows_begin(config: Config, setting: str) -> None:
-    """Check that a setting of the beginning-of-text token applies to a source, which must be divided into windows.
+    """Check that a setting of the beginning-of-text token of windows has an effect: a source must be a text.
 
     Raises:
         UserError: if a path is missing, or no source is a text.

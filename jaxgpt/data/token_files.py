@@ -57,8 +57,8 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> TokenSpli
     A single file, or a directory without validation files, is split at `train_fraction`.
 
     Raises:
-        UserError: if there is no training file, a file is empty or damaged, or a file without a header does not hold 16-bit
-            ids or the vocabulary needs 32-bit ids.
+        UserError: if there is no training file, or a file is empty, damaged, or has no header although its ids or the
+            vocabulary need more than 16 bits.
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
@@ -81,7 +81,7 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> TokenSpli
 
 
 def _check_type(ids: np.ndarray, vocab_size: int, has_recorded_type: bool) -> None:
-    """Raise `UserError` if a file without a header cannot be, or is probably not, the 16-bit ids that it is read as."""
+    """Raise `UserError` if a file without a header, read as uint16, needs a wider type, or probably has one."""
     if not isinstance(ids, np.memmap) or ids.offset:  # an empty array, or a file with a header, which declares the type
         return
     if vocab_size > 1 << 16:

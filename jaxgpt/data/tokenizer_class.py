@@ -86,7 +86,8 @@ def read_class(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -
 def _only_replaces_spaces(tokenizer_json: Mapping[str, Any]) -> bool:
     """Return whether a BPE prepares a text only by `Prepend` and `Replace`, or by `Metaspace`.
 
-    The class would drop other steps, such as a Unicode normalization used in training. A tokenizer with such steps is kept.
+    The class would drop other steps, such as a Unicode normalization used in training. A tokenizer with such steps is not
+    changed.
     """
     normalizer = tokenizer_json.get("normalizer")
     words = tokenizer_json.get("pre_tokenizer") or {}

@@ -130,7 +130,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return the keys of trigrams within documents in the n ids from `start`; in conversations, those that end in a target."""
+    """Return the keys of trigrams within documents in n ids from `start`; in conversations, only if they end in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

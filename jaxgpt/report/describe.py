@@ -63,7 +63,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
     """Describe data that is not a mixture.
 
     Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens. They are evaluated on at most
-    `EVALUATED` held-out tokens; on training tokens if no tokens are held out.
+    `EVALUATED` held-out tokens or, if no tokens are held out, on training tokens.
 
     Args:
         progress: called in each of several passes with the number of tokens processed so far and the total.
@@ -159,7 +159,7 @@ def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
 
 
 def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position of the first id of each document of a split, and the position after its last id; may be equal."""
+    """Return the first position of each document of a split, and the position after its end; equal for an empty document."""
     if isinstance(split, Packed):
         return split.begins, split.begins + split.lengths + 1
     assert isinstance(split, Tokens)

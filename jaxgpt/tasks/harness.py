@@ -61,7 +61,7 @@ class TaskModel(TemplateLM):
         return requests.answer_choices(self.lm, choices, self.count)
 
     def loglikelihood_rolling(self, requests_: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log probability of complete texts."""
+        """Return the log probability of each complete text, in nats."""
         texts = [self.tok_encode(request.args[0]) for request in requests_]
         return requests.answer_texts(self.lm, texts, self.count)
 

@@ -184,7 +184,7 @@ class _Visible:
         return self._tokenizer.decode([i for i in ids if i not in self.hidden])
 
     def settled(self, ids: list[int]) -> list[int]:
-        """Return the ids whose text further ids cannot change."""
+        """Return the first ids, with a text that further ids cannot change."""
         return self._tokenizer.settled(ids)
 
 
