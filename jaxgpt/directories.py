@@ -19,7 +19,7 @@ from jaxgpt.errors import UserError, plural, reported
 
 INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
 PREPARED = "jaxgpt token shards"  # beginning of the kind of an index, for every version
-# Drafts in the directory of a run, see checkpoint/run.py.
+# Drafts in the directory of a run, see checkpoint/replacement.py.
 NEW = ".new"
 REPLACED = ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.

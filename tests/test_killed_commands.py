@@ -22,7 +22,8 @@ from helpers import flags
 
 import jaxgpt
 from jaxgpt.checkpoint.index import saved_steps
-from jaxgpt.checkpoint.run import Run, recover
+from jaxgpt.checkpoint.replacement import recover
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli import main
 from jaxgpt.files import sha256_file
 

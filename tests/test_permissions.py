@@ -13,7 +13,8 @@ from folders import SMALL, run_folder
 
 from jaxgpt.checkpoint.index import latest_valid, saved_steps
 from jaxgpt.checkpoint.info import SEAL
-from jaxgpt.checkpoint.run import check_free, open_run
+from jaxgpt.checkpoint.new_run import check_free
+from jaxgpt.checkpoint.run import open_run
 from jaxgpt.data.index import read_index
 from jaxgpt.data.text import read_path
 from jaxgpt.directories import holds_records, list_files, output_kind

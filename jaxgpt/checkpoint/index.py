@@ -11,7 +11,8 @@ from pathlib import Path
 
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.checkpoint.run import open_run, replaced_note
+from jaxgpt.checkpoint.replacement import replaced_note
+from jaxgpt.checkpoint.run import open_run
 from jaxgpt.errors import UserError, reported
 
 PARTIAL = ".partial"

@@ -56,7 +56,10 @@ class Info:
 
 
 def seal(path: Path, info: Info) -> None:
-    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically."""
+    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests, atomically.
+
+    Directories are not flushed: a file that a power failure removes is listed in checkpoint.json, so its loss is detected.
+    """
     digests = {}
     files = sorted(file for file in path.rglob("*") if file.is_file())
     for file in files:
@@ -104,7 +107,7 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 
 def _damage(path: Path, parts: tuple[str, ...]) -> str:
     """Describe the first file that is damaged or missing."""
-    _check_readable(path / SEAL)
+    _check_permission(path / SEAL)
     try:
         digests = read_info(path).sha256
     except UserError as e:
@@ -114,7 +117,7 @@ def _damage(path: Path, parts: tuple[str, ...]) -> str:
         is_other_part = bool(separator) and part not in parts
         if name == SEAL or is_other_part:
             continue
-        _check_readable(path / name)
+        _check_permission(path / name)
         try:
             if sha256_file(path / name) != digest:
                 return f"{name} has changed since it was written"
@@ -123,12 +126,12 @@ def _damage(path: Path, parts: tuple[str, ...]) -> str:
     return ""
 
 
-def _check_readable(file: Path) -> None:
-    """Raise `UserError` if this user may not read a file; the checkpoint is not damaged then."""
+def _check_permission(file: Path) -> None:
+    """Raise `UserError` if this user may not read a file: the checkpoint is not damaged then, and must not be renamed."""
     try:
         with file.open("rb"):
             pass
     except PermissionError as e:
         raise UserError(f"cannot read {file}: {e.strerror}") from None
-    except (OSError, ValueError):  # damage
+    except (OSError, ValueError):  # damage, which the caller describes
         return

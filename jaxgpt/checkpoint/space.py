@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.index import saved_steps
-from jaxgpt.checkpoint.run import Run, replaced_run
+from jaxgpt.checkpoint.replacement import replaced_run
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import TrainConfig
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import UserError

@@ -14,8 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -27,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.checkpoint.index import PARTIAL, checkpoints, ranked_on
+from jaxgpt.checkpoint.index import PARTIAL
 from jaxgpt.checkpoint.info import Info, replace_info, seal
 from jaxgpt.checkpoint.paths import check_backslash
+from jaxgpt.checkpoint.retention import prune
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError, WriteFailed, one_line
 from jaxgpt.files import sync_directory
@@ -50,13 +49,21 @@ def import_orbax() -> Any:
 
 
 class Saver:
-    """Context manager: write checkpoints in the background, and prune them by `train.keep_*`."""
+    """Context manager: write checkpoints in the background, and prune them by `train.keep_*`.
 
-    def __init__(self, directory: Path, train: TrainConfig) -> None:
+    Args:
+        directory: directory of the checkpoints.
+        train: settings of the run.
+        note: called once if old checkpoints cannot be deleted, in the thread of the caller.
+    """
+
+    def __init__(self, directory: Path, train: TrainConfig, note: Callable[[str], None] = lambda _: None) -> None:
         self.directory = directory
         self.train = train
+        self._note = note
+        self._noted = ""
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[str] | None = None
 
     def __enter__(self) -> Saver:
         return self
@@ -92,27 +99,23 @@ class Saver:
         """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing = self._writing
         self._writing = None  # even if the write has failed
-        if writing is not None:
-            with failed_writes():
-                writing.result()
+        if writing is None:
+            return
+        with failed_writes():
+            not_deleted = writing.result()
+        if not_deleted not in ("", self._noted):
+            self._noted = not_deleted
+            self._note(not_deleted)
 
-    def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
-        """Wait until all processes have written; then, in process 0, commit the checkpoint and prune."""
+    def _finish(self, written: Callable[[], None], path: Path, info: Info) -> str:
+        """Wait until all processes have written; then, in process 0, commit the checkpoint, and return the note of `prune`."""
         written()
-        if is_leader():
-            seal(path, info)
-            path.rename(path.with_suffix(""))
-            sync_directory(self.directory)
-            prune(self.directory, self.train)
-
-
-def prune(directory: Path, train: TrainConfig) -> None:
-    """Delete the checkpoints that `kept` omits, except those with a damaged checkpoint.json."""
-    infos = checkpoints(directory)
-    for step in infos.keys() - kept(infos, train):
-        path = directory / str(step)
-        unwanted = path.rename(path.with_suffix(PARTIAL))
-        shutil.rmtree(unwanted, ignore_errors=True)
+        if not is_leader():
+            return ""
+        seal(path, info)
+        path.rename(path.with_suffix(""))
+        sync_directory(self.directory)
+        return prune(self.directory, self.train)
 
 
 @contextmanager
@@ -127,23 +130,6 @@ def failed_writes() -> Iterator[None]:
         number = int(code[1]) if code else getattr(e, "errno", None)
         reason = os.strerror(number) if number else one_line(e, 200)
         raise WriteFailed(reason, number) from None
-
-
-def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
-    """Return the steps to keep: the newest step, even if temporary, and steps selected by `train.keep_*`.
-
-    The best checkpoints are selected separately for each validation data and first evaluator.
-    """
-    lasting = sorted(step for step, info in infos.items() if not info.temporary)
-
-    losses: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
-    for step in lasting:
-        info = infos[step]
-        if info.val_loss is not None:
-            losses[ranked_on(infos, step)].append((info.val_loss, step))
-    best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
-    every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
-    return {max(infos), *lasting[-train.keep_last :], *best, *every}
 
 
 def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
@@ -187,14 +173,18 @@ def read_params(directory: Path, step: int, like: Any, part: str = "params") -> 
     try:
         params = _load(path, part, like)
     except UserError:
-        if path.is_dir():
-            raise
-        params = None
+        _check_not_deleted(path)
+        raise
+    _check_not_deleted(path)
+    return params
+
+
+def _check_not_deleted(path: Path) -> None:
+    """Raise `UserError` if a training process has deleted a checkpoint while it was read."""
     if not path.is_dir():
         raise UserError(
             f"checkpoint {path} was deleted by the training process while it was read: run the command again"
-        )
-    return params
+        ) from None
 
 
 def stored_weights(directory: Path, step: int, part: str = "params") -> Any:

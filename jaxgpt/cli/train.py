@@ -71,7 +71,8 @@ def train(
     if not tasks:
         check_unused(of_tasks, "without --tasks")
 
-    from jaxgpt.checkpoint.run import Run, recover
+    from jaxgpt.checkpoint.replacement import recover
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.run_printer import RunPrinter
     from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
@@ -132,7 +133,7 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
             printer.note(f"{options.out} keeps its settings, and ignores these settings of {options.target}: {ignored}")
     finished = why_finished(run, config)
     if finished:
-        prune_finished(run)
+        prune_finished(run, printer.note)
         printer.note(finished)
         return None
     parts = parts_of(config, options.named_rewards, run, printer.note, StageProgress(printer, REFERENCE_STAGE))
@@ -172,7 +173,7 @@ def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
     Raises:
         TrainingFailed: if training fails; errors before the first saved step, such as a `UserError`, are raised unchanged.
     """
-    from jaxgpt.checkpoint.run import NotReplaced
+    from jaxgpt.checkpoint.new_run import NotReplaced
     from jaxgpt.trainer import loop
 
     try:

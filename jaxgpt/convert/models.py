@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import check_new_run, complete_run
+from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig

@@ -19,8 +19,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.checkpoint.index import weights_at
+from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.checkpoint.run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import OF_CHATS, Config, LoraConfig, ModelConfig

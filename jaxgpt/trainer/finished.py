@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import find_damage
+from jaxgpt.checkpoint.retention import prune
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import prune
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.locks import sole_writer
@@ -40,13 +40,15 @@ def why_finished(run: Run, config: Config) -> str:
     return "" if is_damaged else reason
 
 
-def prune_finished(run: Run) -> None:
+def prune_finished(run: Run, note: Callable[[str], None]) -> None:
     """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
     if not is_leader():
         return
     with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
         _, last = max(checkpoints(run.checkpoints).items())
-        prune(run.checkpoints, last.config().train)
+        not_deleted = prune(run.checkpoints, last.config().train)
+        if not_deleted:
+            note(not_deleted)
 
 
 def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:

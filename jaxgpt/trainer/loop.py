@@ -14,7 +14,8 @@ from jax.stages import Compiled
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import check_backslash, other_files
-from jaxgpt.checkpoint.run import Run, replaced_note, write_settings
+from jaxgpt.checkpoint.replacement import replaced_note
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
@@ -26,7 +27,7 @@ from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.calls import is_evaluated, is_saved, plan_calls
 from jaxgpt.trainer.evaluation import Evaluator, ValidationLoss, Watch, run_evaluators
-from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress
+from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress, Tolerant
 from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
@@ -94,7 +95,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
 
         # Metrics, checkpoints and evaluations.
-        saver = Saver(run.checkpoints, config.train)
+        saver = Saver(run.checkpoints, config.train, Tolerant(listener).note)
         record = Recorder(program, MetricsFile(run.metrics, last), listener, last)
         checkpoints = Checkpoints(record, saver, data, last, about)
         evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)

@@ -13,7 +13,8 @@ import jax
 
 from jaxgpt.checkpoint.data import about_data
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import Run, delete_replaced, write_settings
+from jaxgpt.checkpoint.replacement import delete_replaced
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED

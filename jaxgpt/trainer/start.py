@@ -16,8 +16,10 @@ from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, saved_steps
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.match import name_difference
+from jaxgpt.checkpoint.new_run import check_free, new_run
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
-from jaxgpt.checkpoint.run import Run, check_free, delete_replaced, new_run, open_run, replaced_note, replaced_run
+from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replaced_run
+from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.source import WeightSource, needed_runs
 from jaxgpt.checkpoint.store import stored_weights
 from jaxgpt.config import Config, changes, flat

@@ -19,7 +19,9 @@ from folders import SMALL, run_folder
 import jaxgpt
 from jaxgpt.checkpoint.index import checkpoints, latest_valid
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import Run, delete_replaced, new_run, recover, replaced_run
+from jaxgpt.checkpoint.new_run import new_run
+from jaxgpt.checkpoint.replacement import delete_replaced, recover, replaced_run
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError

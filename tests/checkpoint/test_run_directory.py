@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,10 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
+from jaxgpt.checkpoint.new_run import check_free, check_new_run, complete_run, new_run
 from jaxgpt.checkpoint.paths import runs_near
-from jaxgpt.checkpoint.run import Run, check_free, check_new_run, complete_run, new_run, recover, replaced_run
+from jaxgpt.checkpoint.replacement import recover, replaced_run
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
@@ -44,6 +48,19 @@ def test_concurrent_starts_get_separate_folders() -> None:
     assert all(files == RUN | {LOCK} for _, files in started)
     with pytest.raises(UserError, match="already holds a run"), new_run("runs/python-char", CONFIG, TOKENIZER):
         pass
+
+
+@pytest.mark.parametrize("out", ["", "runs/other"])
+def test_a_start_that_fails_leaves_no_directory(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run has the name of the preset, not the next number."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("jaxgpt.checkpoint.new_run.write_settings", fail)
+    with pytest.raises(UserError, match="No space left on device"), new_run(out, CONFIG, TOKENIZER):
+        pass
+    assert not any(Path("runs").iterdir())
 
 
 def test_a_run_may_start_among_other_files() -> None:
@@ -128,7 +145,7 @@ def test_a_run_that_another_process_completes_before_the_lock_is_kept(monkeypatc
         with sole_writer(directory):
             yield
 
-    monkeypatch.setattr("jaxgpt.checkpoint.run.sole_writer", lock_after_another)
+    monkeypatch.setattr("jaxgpt.checkpoint.replacement.sole_writer", lock_after_another)
     recover(out)
     assert Run(out).config() == changed
     assert replaced_run(out) is not None
@@ -141,7 +158,7 @@ def test_only_a_locked_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     Path("out", REPLACED).mkdir(parents=True)
     Path("out", REPLACED, "config.json").touch()
     Path("out", LOCK).mkdir()
-    monkeypatch.setattr("jaxgpt.checkpoint.run.time.sleep", no_wait)
+    monkeypatch.setattr("jaxgpt.checkpoint.replacement.time.sleep", no_wait)
     with pytest.raises(UserError, match="cannot write to out"):
         recover(Path("out"))
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import KEPT, MOVED, Run
+from jaxgpt.checkpoint.replacement import KEPT, MOVED
+from jaxgpt.checkpoint.retention import steps_to_keep
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.space import check_space, format_bytes, most_checkpoints
-from jaxgpt.checkpoint.store import kept
 from jaxgpt.config import TrainConfig
 from jaxgpt.directories import REPLACED
 from jaxgpt.errors import UserError
@@ -155,7 +156,7 @@ def test_the_largest_number_is_reached_and_never_exceeded(
             continue
         infos[step] = Info(step, None if is_temporary else float(step), 0, is_temporary)
         largest = max(largest, len(infos))
-        infos = {each: infos[each] for each in sorted(kept(infos, train))}
+        infos = {each: infos[each] for each in sorted(steps_to_keep(infos, train))}
     assert largest == most_checkpoints(train)
 
 

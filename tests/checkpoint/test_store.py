@@ -23,11 +23,12 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import index, info, source, store
+from jaxgpt.checkpoint import index, info, retention, source, store
 from jaxgpt.checkpoint.data import about_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
-from jaxgpt.checkpoint.store import Saver, kept, read_params, restore
+from jaxgpt.checkpoint.retention import prune, steps_to_keep
+from jaxgpt.checkpoint.store import Saver, read_params, restore
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
 from jaxgpt.errors import TrainingFailed, UserError
@@ -282,7 +283,7 @@ def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> N
         (path / "params/array").write_bytes(bytes(10_000))
         seal(path, Info(step, val_loss=1 / step))
         path.rename(path.with_suffix(""))
-        store.prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
+        prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
 
     def train() -> None:
         for step in range(3, 70):
@@ -315,11 +316,11 @@ def test_what_is_kept() -> None:
     """Keep the newest, the last n, the best n and every n-th checkpoint, and no temporary checkpoint but the newest."""
     losses = [5.0, 1.0, 4.0, None, 3.0, 1.0, 2.0]
     infos = {step: Info(step, loss) for step, loss in enumerate(losses, 1)}
-    assert kept(infos, TrainConfig(keep_last=2, keep_best=1, keep_every=4)) == {2, 4, 6, 7}
-    assert kept(infos, TrainConfig(keep_last=1, keep_best=0)) == {7}
-    assert kept(infos, TrainConfig(keep_last=1, keep_best=3)) == {2, 6, 7}
+    assert steps_to_keep(infos, TrainConfig(keep_last=2, keep_best=1, keep_every=4)) == {2, 4, 6, 7}
+    assert steps_to_keep(infos, TrainConfig(keep_last=1, keep_best=0)) == {7}
+    assert steps_to_keep(infos, TrainConfig(keep_last=1, keep_best=3)) == {2, 6, 7}
     infos[6], infos[7] = (replace(infos[step], temporary=True) for step in (6, 7))
-    assert kept(infos, TrainConfig(keep_last=1, keep_best=1)) == {2, 5, 7}
+    assert steps_to_keep(infos, TrainConfig(keep_last=1, keep_best=1)) == {2, 5, 7}
 
 
 def test_retention() -> None:
@@ -390,6 +391,25 @@ def test_a_full_disk() -> None:
         assert latest_valid(FOLDER, print).step == 1
         save(saver, 3)
     assert latest_valid(FOLDER, print).step == 3
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_one_note() -> None:
+    """The new checkpoint is written, and the run goes on."""
+    notes: list[str] = []
+    with Saver(FOLDER, TrainConfig(keep_last=1), notes.append) as saver:
+        save(saver, 1)
+        saver.wait()
+        (FOLDER / "1.partial/left").mkdir(parents=True)
+        save(saver, 2)
+        save(saver, 3)
+    assert steps() == [1, 3]
+    assert notes == ["cannot delete the old checkpoint checkpoints/1: Directory not empty"]
+
+
+def test_an_old_checkpoint_that_is_already_deleted_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = {step: Info(step) for step in (1, 2)}
+    monkeypatch.setattr(retention, "checkpoints", lambda _: infos)
+    assert prune(FOLDER, TrainConfig(keep_last=1)) == ""
 
 
 def test_a_rename_is_flushed_before_older_checkpoints_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxgpt.checkpoint.run import new_run
+from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.config import Config, PrepareParams
 from jaxgpt.data.chat_files import find_files
 from jaxgpt.data.prepare import prepare
