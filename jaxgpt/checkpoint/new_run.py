@@ -1,4 +1,4 @@
-"""New runs: checks of their directory, and creation under its lock, also in place of an old run."""
+"""New runs: checks of a directory, its lock, and the creation of a run in it, also in place of an old run."""
 
 from __future__ import annotations
 
