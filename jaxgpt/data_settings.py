@@ -31,7 +31,9 @@ class DataConfig(Section):
     mix: tuple[str, ...] = setting(
         (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
     )
-    tokenizer: str = setting("char", "char, word, byte, gpt2, ids; bpe: train on the text; or a tokenizer.json")
+    tokenizer: str = setting(
+        "char", "char, word, byte, gpt2, ids, bpe (trained on the text), or the path of a tokenizer.json"
+    )
     vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
         0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0

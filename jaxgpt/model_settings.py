@@ -66,7 +66,9 @@ class ModelConfig(Section):
     activation: ActivationName = setting("gelu_new", "MLP activation; gelu_new: tanh approximation of gelu")
     n_experts: int = setting(0, "E, number of experts; each computes some of the tokens; 0: one MLP", 0, 2**16)
     experts_per_token: int = setting(2, "A, number of experts that compute each token", 1, 2**16)
-    shared_experts: int = setting(0, "experts that compute every token: one MLP of this many times the width", 0, 2**16)
+    shared_experts: int = setting(
+        0, "number of experts that compute every token, as one MLP with this multiple of the width", 0, 2**16
+    )
     router: Literal["softmax", "sigmoid"] = setting(
         "softmax", "function from the router's logits to scores of the experts"
     )

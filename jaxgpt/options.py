@@ -87,7 +87,9 @@ class BeamParams(Section):
 class PrepareParams(Section):
     """Parameters of `jaxgpt data prepare`."""
 
-    tokenizer: str = setting("gpt2", "gpt2; bpe: train on a sample of the sources; or path of a tokenizer or run")
+    tokenizer: str = setting(
+        "gpt2", "gpt2, bpe (trained on a sample of the sources), or the path of a tokenizer or run"
+    )
     vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
     format: Literal["llm.c", "nanogpt"] = setting(
         "llm.c",

@@ -105,13 +105,13 @@ class PostConfig(Section):
     )
     reference_log_p: Literal["auto", "once", "every-step"] = setting(
         "auto",
-        "dpo, robust, ipo: when to compute the reference: once for each pair, before training, or every-step; auto: every-step "
-        "with adapters, otherwise once, without a copy in memory",
+        "dpo, robust, ipo: once: compute the reference for each pair before training; every-step: compute it in each step; "
+        "auto: every-step with adapters, otherwise once, without a copy in memory",
     )
     reward: tuple[str, ...] = setting(
         (),
         "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run; "
-        "several: NAME=WEIGHT of each, to add them",
+        "several rewards are added: NAME=WEIGHT for each",
     )
     reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)

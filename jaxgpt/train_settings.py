@@ -86,7 +86,7 @@ class TrainConfig(Section):
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
     attention: Literal["auto", "xla", "cudnn", "splash", "tiled", "gathered", "halo", "ring"] = setting(
         "auto",
-        "cudnn: GPU; splash: TPU; tiled: CPU; gathered, halo, ring: mesh.context; xla: any device; auto: the fastest",
+        "cudnn: GPU; splash: TPU; tiled: CPU; gathered, halo, ring: mesh.context; xla: any device; auto: the fastest available",
     )
     remat: Literal["none", "dots", "offload", "full"] = setting(
         "none",

@@ -55,7 +55,7 @@ class DataOptions(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is evaluated on what.
+    """A requested evaluation.
 
     Attributes:
         run: the run.
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
     weights: Weights
 
     def check(self, config: Config) -> None:
-        """Raise `UserError` for an option without effect on an evaluation with these settings."""
+        """Raise `UserError` for an option without an effect on the evaluation of a run with these settings."""
         post = config.post
         if self.weights != "float32" and post.is_rollout:
             what = "rewards" if post.has_rewards else "answers of a student"
@@ -134,14 +134,14 @@ def _split(data: Data, path: str, config: Config) -> str:
 
 
 def _fits(config: Config, path: str) -> bool:
-    """Return whether a path holds the data of the objective, preference pairs or prompts; a missing path does not."""
+    """Return whether a path holds the data of the objective, preference pairs or prompts; false for a missing path."""
     if not Path(path).exists() or not holds_records(Path(path)):
         return False
     return config.post.is_rollout or are_preferences(Path(path))
 
 
 def _evaluate(lm: LM, data: Data, asked: Asked, activity: Progress) -> Report:
-    """Compute the reward, the divergence from the teacher or the loss, as the objective of the model asks."""
+    """Compute the reward, the divergence from the teacher, or the loss, depending on the objective of the model."""
     post = lm.config.post
     if post.has_rewards:
         return report_reward(lm, data, _reward(lm, data, asked.reward, activity))
@@ -186,7 +186,7 @@ def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) 
 
 
 def _finished(result: T | None) -> T:
-    """Return the result of an evaluation, which nothing interrupts here."""
+    """Return the result of an evaluation, which cannot be None here: nothing interrupts it."""
     assert result is not None
     return result
 

@@ -173,7 +173,7 @@ def _stored_type(tensor: Tensor, kind: str) -> Any:
 
 
 def _name(run: str | Path) -> str:
-    """Return the name of a model, with a space in phi-3: llama.cpp removes spaces after special tokens if it sees phi-3."""
+    """Return the name of a model, without "phi3" and "phi-3": they make llama.cpp remove spaces after special tokens."""
     return re.sub("(phi)-?3", r"\1 3", Path(run).name, flags=re.IGNORECASE)
 
 

@@ -189,7 +189,7 @@ def _write_windows(windows: SlidingWindows, config: ModelConfig, theta: float) -
 
 
 def _letters(value: Any) -> str:
-    """Convert a pattern of layers with a window: a period, or a boolean per layer; "" for other values."""
+    """Convert a pattern of layers, a period or a list of booleans, to L (window) and G; return "" for other values."""
     if type(value) is int and 0 <= value < 1024:
         return _pattern(value)
     if isinstance(value, list) and value and all(type(each) is bool for each in value):

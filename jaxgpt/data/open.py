@@ -232,7 +232,7 @@ def _check_spellings(words: Sequence[str]) -> None:
         for path in map(path_of, phase.words):
             other = spelled.setdefault(os.path.realpath(path), path)
             if other != path:
-                raise UserError(f"data.mix names the same data twice, as {other} and {path}: write the path in one way")
+                raise UserError(f"data.mix lists the same data twice, as {other} and {path}: write the path in one way")
 
 
 def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from jaxgpt.data.control_tokens import ControlTokens, TokenMatch, not_text
 from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, call_tokenizers
 
 BREAK = secrets.token_hex(16)  # token before a text that continues an earlier text; random, so that no text contains it
-ANCHOR = "\ufdd0"  # noncharacter that is never in one token with the text after it
+ANCHOR = "\ufdd0"  # noncharacter that never shares a token with the text after it
 
 
 class PartedText(NamedTuple):

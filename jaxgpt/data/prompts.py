@@ -1,4 +1,4 @@
-"""Prompts for rollouts: records of a prompt with any other fields -> the ids that chat sends."""
+"""Prompts for rollouts: records with a prompt and any other fields -> the ids that chat sends."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _outside_vocabulary(ids: np.ndarray, vocab_size: int) -> UserError:
     also = ""
     if isinstance(ids, np.memmap):
         where = f"{ids.filename}: "
-        also = "" if ids.offset else ", or write a file of another type as uint16"
+        also = "" if ids.offset else ", or write a file of a different type as uint16"
     return UserError(
         f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids{also}"
     )

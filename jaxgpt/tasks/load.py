@@ -194,7 +194,7 @@ def _find(names: Sequence[str], path: str) -> tuple[Any, list[str]]:
             hint = did_you_mean(name, manager.all_tasks)
             raise UserError(
                 f"unknown task {name}{hint}: use a task of lm-evaluation-harness {harness_version()} (lm_eval ls tasks), a "
-                f"YAML file, or a directory of them with --tasks-path"
+                f"YAML file, or a directory of such files with --tasks-path"
             )
         found += matches
     return manager, list(dict.fromkeys(found))
