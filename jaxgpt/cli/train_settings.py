@@ -84,7 +84,7 @@ def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
 
 
 def started(base: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a run with random initial weights."""
+    """Return the settings of a run with random initial weights; raise `UserError` if they need the weights of a run."""
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
@@ -105,7 +105,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a student with random initial weights, and the vocabulary of its teacher."""
+    """Return the settings of a student with random initial weights and the tokenizer of its teacher."""
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.post.start import with_reference

@@ -92,7 +92,7 @@ def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
 
 
 def _held_out(info: Info, config: Config) -> bool:
-    """Return whether the evaluations of a run used other text than its training text."""
+    """Return whether a run was evaluated on text outside its training data."""
     has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
     # Earlier checkpoints do not record whether text was held out.
     return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))

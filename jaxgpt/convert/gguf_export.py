@@ -178,7 +178,7 @@ def _name(run: str | Path) -> str:
 
 
 def _file_type(kind: str) -> int:
-    """Return `general.file_type` of a type of matrices."""
+    """Return the value of `general.file_type` for a type of matrices."""
     import gguf
 
     return int(gguf.LlamaFileType[FILE_TYPES.get(kind, f"MOSTLY_{kind.upper()}")])

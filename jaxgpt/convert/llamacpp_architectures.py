@@ -106,7 +106,7 @@ WITH_EXPERTS = {
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return the architecture of a transformers family."""
+    """Return the architecture of a transformers family; raise `UserError` if llama.cpp has no such architecture."""
     for architecture in (*ARCHITECTURES.values(), *WITH_EXPERTS.values()):
         if name == architecture.family.name:
             return architecture

@@ -120,6 +120,7 @@ def export_model(
     """Export a run to a directory for transformers' `from_pretrained`.
 
     Args:
+        run: run to export.
         target: a new path; the directory is created atomically, after checking that the exported model's logits match.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.

@@ -25,7 +25,11 @@ OF_OTHER_MODELS = re.compile(
 
 
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
-    """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file."""
+    """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file.
+
+    Raises:
+        UserError: if `source` is not a model, or the model is not supported.
+    """
     if source.is_file() and is_gguf(source):
         return gguf.open_gguf(source, accept)
     if not source.is_dir():

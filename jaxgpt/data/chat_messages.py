@@ -171,7 +171,11 @@ def _weight(turn: Mapping[str, Any], where: str) -> int:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return a text, or the joined text of parts such as `{"type": "text", "text": "Hi"}`."""
+    """Return a text, or the joined text of parts such as `{"type": "text", "text": "Hi"}`.
+
+    Raises:
+        UserError: if the content is missing, or is not text.
+    """
     if isinstance(content, str):
         return content
     if content is None:
@@ -245,7 +249,7 @@ def messages_from_json(text: Any) -> Any:
 
 
 def decoded(value: Any, what: str) -> Any:
-    """Parse JSON that is stored as a string; return other values unchanged."""
+    """Parse JSON that is stored as a string; return other values unchanged. Raises `UserError` for invalid JSON."""
     if not isinstance(value, str):
         return value
     try:

@@ -17,6 +17,7 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     a new word in WordPiece.
 
     Args:
+        tokenizer: tokenizer of both texts.
         before: the text, or its ids. A tokenizer with a `separator` ignores them, and the continuation begins a new word.
         text: the continuation.
 

@@ -23,7 +23,9 @@ def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
     """Count an unreadable document, file or remainder of a file in the entry `skipped` of an index.
 
     Args:
+        skipped: the entry, which is updated.
         message: error with the file and the line or row.
+        file: path of the file.
         lost: `document`, `file` or `rest`, as in `document_piece.DocumentPiece`.
     """
     if lost == "document":

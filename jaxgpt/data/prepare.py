@@ -54,6 +54,7 @@ def prepare(
     Args:
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
         out: output directory: new, empty, or from an earlier call with the same parameters.
+        params: parameters of the command.
         progress: receives the bytes of the sources read since the call, and the numbers of documents and tokens.
         note: callback for one-line messages to the user.
 

@@ -19,6 +19,7 @@ def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -
     The comparison covers the content of all files, the beginnings of the first files of each format, and versions in names.
 
     Args:
+        sources: sources of documents.
         beginning: function that returns the beginning of the first document of a file; "": too short to compare.
     """
     files = [path for source in sources for path in source.files]

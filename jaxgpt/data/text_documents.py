@@ -23,7 +23,14 @@ def read_text_pieces(
     """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split.
 
     Args:
+        file: the unpacked bytes of the text.
+        where: path of the file, for messages.
+        cuts: pattern of safe cuts.
+        separator: text between documents; empty: the file is one document.
         identities: `DocumentPiece.identity` of each document with text; may end early.
+
+    Raises:
+        UserError: if more than `UNCUT` characters have no safe cut.
     """
     first = True
     rest = ""

@@ -180,7 +180,7 @@ class Counts(NamedTuple):
 
 
 def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
-    """Return the keys of all trigrams of consecutive ids in order, int64."""
+    """Return the keys of all trigrams of consecutive ids in order, int64; raise `UserError` if `base` is too large."""
     if base > MAX_BASE:
         raise UserError(f"the vocabulary is too large to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
     ids = ids.astype(np.int64)

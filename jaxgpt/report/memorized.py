@@ -56,6 +56,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     Args:
         samples: rows of token ids.
         corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`; read once, in blocks.
+        progress: called with the number of ids read so far and the total.
 
     Returns:
         A match for each sample; its length is 0 if no id of the sample occurs.
@@ -178,7 +179,7 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 
 
 def _line(span: str, data: Data) -> str:
-    """Return file and line of the first occurrence of a span in a text, or "" if it does not occur."""
+    """Return the file and line of the first occurrence of a span in a text, or "" if it does not occur."""
     wanted = span.strip("\ufffd").encode()  # without partial characters at the ends of a span of byte ids
     if data.text is None or not wanted or wanted not in data.text.data:
         return ""

@@ -105,8 +105,8 @@ def _check_same(requests: Sequence[Any]) -> None:
 def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
     """Split a text into windows that predict each of its ids once.
 
-    A window has at most `length` inputs. The first begins with the id `start`. Each later window begins with the last input
-    of the previous window; the last window has as many earlier ids as fit.
+    A window has at most `length` inputs. The first window begins with the id `start`. Each later window begins with the last
+    input of the previous window; the last window has as many earlier ids as fit.
     """
     sequence = [start, *ids]
     found = []
