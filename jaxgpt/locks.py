@@ -48,7 +48,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
 
 
 def has_writer(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of `sole_writer`; None: its host is a different one, so its state is unknown.
+    """Return whether a process holds the lock of `sole_writer`; None: unknown, because the process is on a different host.
 
     The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its
     end; if it was killed, the file still has its id.

@@ -49,7 +49,7 @@ def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -
 
     Args:
         about: model and text, keyed by label.
-        loss: the loss.
+        loss: loss of the run, before and after rounding its weights.
         config: settings of the model, and the objective of the loss.
         data: evaluated data.
     """

@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     """A requested evaluation.
 
     Attributes:
-        run: the run.
+        run: run directory.
         checkpoint: best, last or a step.
         options: the options that change the data.
         reward: rewards on the command line; (): the rewards of the run.

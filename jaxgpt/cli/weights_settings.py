@@ -45,7 +45,7 @@ def with_weights(
     """Return a config that starts from the weights of `init_from`, with their model and tokenizer.
 
     Args:
-        base: the other settings.
+        base: config with all other settings.
         init_from: run, or RUN/checkpoints/STEP.
         settings: settings on the command line, keyed by dotted name.
         keep: names in `SIZES` and `OF_POSITIONS`: these settings come from `base` if the weights do not determine them.

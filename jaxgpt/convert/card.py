@@ -73,7 +73,7 @@ def model_card(
     """Return the model card of an exported model or adapter, followed by the card that the run was imported with.
 
     Args:
-        run: the run.
+        run: directory of the exported run.
         info: content of the checkpoint.json of the exported checkpoint.
         name: name of the exported directory, or of the model on the hub.
         config: settings of the run.

@@ -91,9 +91,9 @@ def write_gguf(
     """Write a GGUF file, one tensor at a time.
 
     Args:
-        path: the file.
+        path: file to write.
         architecture: `general.architecture`.
-        metadata: the other metadata.
+        metadata: metadata other than the architecture, keyed by name.
         tensors: the tensors, in the order of the file.
         stored: type of each tensor in the file, keyed by name.
     """

@@ -107,7 +107,7 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer of a GGUF file, with its special tokens and its chat template.
 
     Args:
-        metadata: the metadata of the file.
+        metadata: metadata of the file, keyed by name.
         where: path of the file, for errors.
 
     Raises:

@@ -35,7 +35,7 @@ def open_model(
     """Return the architecture and config of a file.
 
     Args:
-        metadata: the metadata of the file.
+        metadata: metadata of the file, keyed by name.
         shapes: shapes of its tensors, keyed by name.
         divisors: content of the tensor `ROPE_DIVISORS`; None: the file has no such tensor.
         where: path of the file, for errors.

@@ -93,7 +93,7 @@ def hold_out(
     Args:
         train: examples of the training files.
         val: examples of the validation files.
-        files: the files.
+        files: files of the examples, by split.
         fraction: leading fraction of the examples to train on (`data.train_fraction`).
         key: function whose result is equal for equal examples.
 
@@ -124,7 +124,7 @@ def notes_on_split(files: Files, copies: int, held_out: int, what: str, measure:
     """Return notes about unused files and held-out examples.
 
     Args:
-        files: the files.
+        files: files of the examples, by split.
         copies: number of validation examples that are also among the training examples.
         held_out: number of validation examples.
         what: the examples, in the plural.

@@ -167,7 +167,7 @@ class PartEncoder:
 
         Args:
             before: ids of the preceding text.
-            piece: the text.
+            piece: text to encode.
             whole: ids of both texts together; one token extends over the end of the first text. They show the text that
                 the tokenizer keeps: a normalizer may replace line breaks with spaces, for example.
         """

@@ -57,7 +57,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative integer in groups of 7 bits, the lowest first; every byte except the last has its highest bit."""
+    """Encode a non-negative integer in groups of 7 bits, lowest first; a set highest bit means that more bytes follow."""
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)

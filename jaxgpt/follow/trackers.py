@@ -64,7 +64,7 @@ class Tracker(Protocol):
         """Open a new page, or continue a page that an earlier follower has opened.
 
         Args:
-            page: the page.
+            page: name, id and settings of the run in the tracker.
             mark: the last result of `send` for this page; "": nothing was sent.
 
         Returns:

@@ -66,7 +66,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
     `EVALUATED` held-out tokens or, if no tokens are held out, on training tokens.
 
     Args:
-        data: the data.
+        data: opened data of one source.
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Raises:

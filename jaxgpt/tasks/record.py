@@ -94,7 +94,7 @@ def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, An
     is NaN or infinite, which JSON cannot represent, is omitted.
 
     Args:
-        run: the run.
+        run: run directory.
         results: the new results.
         facts: conditions of the results: `step`, `weights`, `limit`, `chat_template`; and `versions` and `date`.
 
@@ -114,7 +114,7 @@ def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, d
     """Return the results of a run and the facts of each, in the order of their evaluation.
 
     Args:
-        run: the run.
+        run: run directory.
         step: only results of the checkpoint of this step; None: of all checkpoints.
 
     Raises:
