@@ -78,6 +78,18 @@ def continued(
     return engine.new_ids(state)[0].tolist(), reuse.tokens if reuse else 0, state
 
 
+def test_a_new_answer_ends_an_unfinished_one(lm: LM) -> None:
+    """Both turns are in the conversation, although the caller keeps the first iterator."""
+    talk = Chat(lm)
+    unfinished = talk.answer("a", max_new_tokens=40)
+    begun = next(unfinished)
+    *_, last = talk.answer("b", max_new_tokens=3)
+    assert last.done is not None
+    assert [message["content"] for message in talk.messages[:3]] == ["a", begun.text, "b"]
+    assert next(unfinished, None) is None
+    assert len(talk.messages) == 4
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("settings", "sampling"),

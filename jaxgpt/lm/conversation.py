@@ -61,6 +61,7 @@ class Chat:
         self._tools = tools
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
+        self._answering: Generator[Piece, None, None] | None = None  # the last answer
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = 0
         self.reused = 0
@@ -77,7 +78,8 @@ class Chat:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
         When the iterator ends, the message and the answer are added to `messages`, except after an error. Closing the
-        iterator after the first piece adds the message and the pieces so far. Takes the keyword arguments of `chat`.
+        iterator after the first piece adds the message and the pieces so far; the next call closes it. Takes the keyword
+        arguments of `chat`.
 
         Args:
             message: a user's text, or a message such as `{"role": "tool", "content": "22 degrees"}`. Names of special
@@ -91,12 +93,15 @@ class Chat:
             UserError: if the conversation fills the context, the template rejects the messages, an argument is invalid,
                 memory is insufficient, or a logit is NaN.
         """
+        if self._answering is not None:
+            self._answering.close()  # before its messages are read
         [params] = make_settings(with_defaults(self._lm.tokenizer, sampling), SamplingParams)
         messages = self._with_message(message)
         ids = self._format.prompt_ids(messages, self._tools)
         request = read_request(self._lm, [ids], self._limits(len(ids), max_new_tokens, stop))
         request = request._replace(prompts=[[]])  # no ids to decode together with the answer
-        return self._pieces(messages, request, params, row_keys(key, 1))
+        self._answering = self._pieces(messages, request, params, row_keys(key, 1))
+        return self._answering
 
     def _with_message(self, message: str | Message) -> list[dict[str, Any]]:
         """Return the messages with a new message; raise `UserError` if it is malformed, or is not a message to answer."""
@@ -121,11 +126,11 @@ class Chat:
             )
         longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 1, MAX_TOKENS)
         end = self._format.end
-        return TextParams(
-            max_new_tokens=min(longest, context - prompt_tokens),
-            stop=(*as_tuple(stop), end.stop) if end.stop else as_tuple(stop),
-            stop_ids=() if end.stop_id is None else (end.stop_id,),
-        )
+        stops = as_tuple(stop)
+        if end.stop:
+            stops = (*stops, end.stop)
+        stop_ids = () if end.stop_id is None else (end.stop_id,)
+        return TextParams(max_new_tokens=min(longest, context - prompt_tokens), stop=stops, stop_ids=stop_ids)
 
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
