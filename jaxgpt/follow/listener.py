@@ -39,23 +39,20 @@ class Follow(Listener):
             tracker_of(name)
         self.names = list(dict.fromkeys(names))
         self._note = note
-        self._run = Path()
-        self._followers: dict[str, subprocess.Popen[bytes]] = {}
+        self._followers: list[_Follower] = []
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         if not is_leader():
             return
-        self._run = run.path
         for name in self.names:
-            log = run.path / TRACKERS / name / "log.txt"
-            command = ["follow", str(run.path), "--to", name]
+            follower = _Follower(name, run.path)
             try:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                self._followers[name] = start_detached(command, log)
+                follower.start()
             except OSError as e:
-                self._note(f"cannot start the follower of {name}: {e.strerror}; {later(command)}")
+                self._note(f"cannot start the follower of {name}: {e.strerror}; {follower.advice()}")
                 continue
-            self._note(f"sending metrics to {name}, see {log}")
+            self._followers.append(follower)
+            self._note(f"sending metrics to {name}, see {follower.log}")
 
     def evaluated(self, step: int, result: Result) -> None:
         self._report_failed()
@@ -68,16 +65,43 @@ class Follow(Listener):
 
     def _report_failed(self) -> None:
         """Report each follower that has failed, once, without waiting for the others."""
-        for name, follower in list(self._followers.items()):
-            if follower.poll():
-                command = ["follow", str(self._run), "--to", name]
-                log = self._run / TRACKERS / name / "log.txt"
-                self._note(f"the follower of {name} failed, see {log}; {later(command)}")
-                del self._followers[name]
+        failed = [follower for follower in self._followers if follower.has_failed()]
+        self._followers = [follower for follower in self._followers if follower not in failed]
+        for follower in failed:
+            self._note(f"the follower of {follower.name} failed, see {follower.log}; {follower.advice()}")
+
+
+class _Follower:
+    """A process that sends the metrics of a run to a tracker.
+
+    Args:
+        name: name of the tracker.
+        run: directory of the run.
+    """
+
+    def __init__(self, name: str, run: Path) -> None:
+        self.name = name
+        self.log = run / TRACKERS / name / "log.txt"
+        self._command = ["follow", str(run), "--to", name]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; raise `OSError` if this is not possible."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._process = start_detached(self._command, self.log)
+
+    def has_failed(self) -> bool:
+        """Return whether the process has ended with an error."""
+        return self._process is not None and bool(self._process.poll())
+
+    def advice(self) -> str:
+        """Return the advice to send the metrics after the run."""
+        return f"send the metrics later with: {shlex.join(['jaxgpt', *self._command])}"
 
 
 def start_detached(words: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a command of jaxgpt in a new session, with its output appended to a file."""
+    # The process imports this package, even if it is not installed and the run has changed the working directory.
     root = str(Path(jaxgpt.__file__).parents[1])
     paths = filter(None, [root, os.environ.get("PYTHONPATH")])
     with log.open("ab") as output:
@@ -89,8 +113,3 @@ def start_detached(words: list[str], log: Path) -> subprocess.Popen[bytes]:
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
-
-
-def later(words: list[str]) -> str:
-    """Return the advice to send the metrics after the run."""
-    return f"send the metrics later with: {shlex.join(['jaxgpt', *words])}"
