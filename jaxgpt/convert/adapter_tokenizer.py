@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[T
     try:
         whole = load_tokenizer(source)
     except UserError as e:
-        return base, f"the adapter's tokenizer is ignored, because it cannot be read: {e}"
+        return base, f"the adapter's tokenizer and chat template are ignored, because they cannot be read: {e}"
     own = without_ids_from(whole, vocab_size)
     if own.vocab_size > vocab_size or not same_vocabulary(own, base):
         return base, (
@@ -43,15 +44,19 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[T
 def _with_template(source: Path, base: Tokenizer) -> tuple[Tokenizer, str]:
     """Return the tokenizer of the base with the chat template of an adapter that has no tokenizer.json, and a note."""
     try:
-        own = read_special_files(source).tokens
+        special = read_special_files(source).tokens
     except UserError as e:
         return base, f"the adapter's chat template is ignored, because it cannot be read: {e}"
-    template = own.tokenizer.get("chat_template")
+
+    tokenizer = base
+    template = special.tokenizer.get("chat_template")
     if template is not None:
-        base.special = replace(base.special, tokenizer=dict(base.special.tokenizer) | {"chat_template": template})
-    if own.tokens <= base.special.tokens:
-        return base, ""
-    return base, "the adapter's special tokens are ignored, because it has no tokenizer.json"
+        tokenizer = copy(base)
+        tokenizer.special = replace(base.special, tokenizer=dict(base.special.tokenizer) | {"chat_template": template})
+
+    has_others = not special.tokens <= base.special.tokens
+    note = "the adapter's special tokens are ignored, because it has no tokenizer.json" if has_others else ""
+    return tokenizer, note
 
 
 def _completed(own: SpecialTokens, base: SpecialTokens) -> SpecialTokens:

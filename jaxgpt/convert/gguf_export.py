@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
     Raises:
         UserError: if the run or checkpoint does not exist, `target` exists, or llama.cpp has no equivalent of a setting or of
             the tokenizer.
-        RuntimeError: if the exported model computes different logits.
+        RuntimeError: if the exported model computes different logits, although the types and the activation are unchanged.
     """
     kind = kind.lower()  # llama.cpp's spelling is Q8_0
     _check_type(kind)
@@ -99,20 +100,21 @@ def write_gguf(
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in metadata.items():
-        _add(writer, name, value)
-    # All shapes come before the first tensor.
-    for tensor in tensors:
-        kind = stored[tensor.name]
-        shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
-        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(_quantized(tensor, stored[tensor.name]))
-    writer.close()
+    with closing(gguf.GGUFWriter(path, architecture)) as writer:
+        for name, value in metadata.items():
+            _add(writer, name, value)
+
+        # All shapes come before the first tensor.
+        for tensor in tensors:
+            kind = stored[tensor.name]
+            shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+
+        for tensor in tensors:
+            writer.write_tensor_data(_quantized(tensor, stored[tensor.name]))
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

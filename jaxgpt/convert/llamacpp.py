@@ -48,17 +48,8 @@ def open_model(
     if kind != "model":
         raise UserError(f"{where}: general.type {short_repr(kind)} is not supported: choose the GGUF file of a model")
 
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in (*ARCHITECTURES, *WITH_EXPERTS):
-        known = ", ".join(dict.fromkeys((*ARCHITECTURES, *WITH_EXPERTS)))
-        raise UserError(
-            f"{where}: general.architecture {short_repr(name)} is not supported: use one of {known}, or import a "
-            f"directory of safetensors"
-        )
-
-    prefix = f"{name}."
-    has_experts = name not in ARCHITECTURES or metadata.get(f"{prefix}expert_count", 0) != 0
-    architecture = WITH_EXPERTS[name] if has_experts and name in WITH_EXPERTS else ARCHITECTURES[name]
+    architecture = _architecture(metadata, where)
+    prefix = f"{architecture.name}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     values |= _facts(shapes)
     if divisors is not None:
@@ -68,6 +59,21 @@ def open_model(
     model = family(architecture).config_from_hf(options)
     options.done()
     return architecture, model
+
+
+def _architecture(metadata: Mapping[str, Any], where: str) -> Architecture:
+    """Return the architecture that a file names; a "llama" may have experts."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in (*ARCHITECTURES, *WITH_EXPERTS):
+        known = ", ".join(dict.fromkeys((*ARCHITECTURES, *WITH_EXPERTS)))
+        raise UserError(
+            f"{where}: general.architecture {short_repr(name)} is not supported: use one of {known}, or import a "
+            f"directory of safetensors"
+        )
+    has_experts = metadata.get(f"{name}.expert_count", 0) != 0
+    if name not in ARCHITECTURES or (has_experts and name in WITH_EXPERTS):
+        return WITH_EXPERTS[name]
+    return ARCHITECTURES[name]
 
 
 def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:

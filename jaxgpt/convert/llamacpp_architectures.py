@@ -46,7 +46,7 @@ class Architecture(NamedTuple):
         reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.
         rotates_part: whether RoPE may rotate fewer channels than a head has.
         scales_queries: whether its graph divides the scores by a different number than the family (`_query_factor`).
-        more_keys: metadata keys besides `KEYS`, in the same form.
+        more_keys: metadata keys besides `llamacpp_metadata.KEYS`, in the same form.
     """
 
     name: str
@@ -107,9 +107,9 @@ WITH_EXPERTS = {
 
 def architecture_of(name: str) -> Architecture:
     """Return the architecture of a transformers family; raise `UserError` if llama.cpp has no such architecture."""
+    if name == llama.MISTRAL.name:
+        return ARCHITECTURES["llama"]
     for architecture in (*ARCHITECTURES.values(), *WITH_EXPERTS.values()):
         if name == architecture.family.name:
             return architecture
-    if name != llama.MISTRAL.name:
-        raise UserError(f"{name} models cannot be written as a GGUF file: export a directory")
-    return ARCHITECTURES["llama"]
+    raise UserError(f"{name} models cannot be written as a GGUF file: export a directory")

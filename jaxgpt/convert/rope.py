@@ -80,7 +80,9 @@ def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, An
         growth = 0.1 * math.log(max(factor, 1.0))
         attention = (numerator * growth + 1.0) / (denominator * growth + 1.0)
 
-    if factor == 1.0 and attention in (0.0, 1.0):
+    if factor == 1.0:
+        if attention not in (0.0, 1.0):
+            raise options.refuse("attention_factor", attention, "with a factor of 1, it must be 1")
         options.skip("beta_slow", "beta_fast")
         return {}
     return {

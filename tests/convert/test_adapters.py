@@ -403,7 +403,10 @@ def test_added_tokens_beyond_the_rows_of_the_base_are_named(written: Path) -> No
 def test_a_tokenizer_that_cannot_be_read_is_ignored_with_a_note(written: Path) -> None:
     tokenizer, out = import_with_tokenizer(written, lambda value: value.pop("model"))
     assert tokenizer.special.chat_template == "base"
-    assert "the adapter's tokenizer is ignored, because it cannot be read: adapter/tokenizer.json is not" in out
+    assert (
+        "the adapter's tokenizer and chat template are ignored, because they cannot be read: adapter/tokenizer.json is not"
+        in out
+    )
 
 
 def test_targets_have_the_names_of_either_side() -> None:

@@ -284,6 +284,11 @@ BAD_FAMILIES = {
         "partial_rotary_factor 1.0 is not supported, only 0.25",
     ),
     "scaled": (neox.FAMILY, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    "factor of attention without scaling": (
+        llama.LLAMA,
+        {"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.2}},
+        "attention_factor 1.2 is not supported: with a factor of 1, it must be 1",
+    ),
     "biases": (llama.OLMO2, {"attention_bias": True}, "attention_bias True is not supported, only False"),
 }
 
