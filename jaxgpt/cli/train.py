@@ -157,7 +157,8 @@ def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: 
     from jaxgpt.bench.profile import Profile
     from jaxgpt.follow.listener import Follow
     from jaxgpt.post.rollouts import SampleFile
-    from jaxgpt.trainer.events import EvaluationFile, Listeners
+    from jaxgpt.trainer.evaluation_file import EvaluationFile
+    from jaxgpt.trainer.events import Listeners
 
     listeners: list[Listener] = [printer, EvaluationFile(), Follow(*track, note=printer.note)]
     if start.config.post.is_rollout:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
-from jaxgpt.data.batches import Windows
-from jaxgpt.parallel.processes import is_leader
+from jaxgpt.errors import one_line
 from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Evaluation, Result
+from jaxgpt.trainer.evaluation import Result
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.windows import MOST_WINDOWS, WindowLosses, digest, write_windows
 
 
 class Outcome(NamedTuple):
@@ -70,7 +65,7 @@ class Listener:
         """Called at the end of a run that did not fail, even if it was stopped."""
 
     def failed(self, error: BaseException) -> None:
-        """Called if an error ends the run, including before `started`."""
+        """Called if an error ends the run, including before `started`. An exception here becomes a note of the error."""
 
 
 class StageProgress(Progress):
@@ -104,7 +99,10 @@ class Tolerant(Listener):
 
 
 class Listeners(Listener):
-    """Passes each event to several listeners, in their order."""
+    """Passes each event to several listeners, in their order.
+
+    Every event of `Listener` has a method here; otherwise, the listeners would not receive it.
+    """
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
@@ -123,7 +121,7 @@ class Listeners(Listener):
 
     def progress(self, metrics: dict[str, float]) -> None:
         for listener in self.listeners:
-            listener.progress(dict(metrics))
+            listener.progress(dict(metrics))  # a copy, which the listener may change
 
     def evaluated(self, step: int, result: Result) -> None:
         for listener in self.listeners:
@@ -138,35 +136,10 @@ class Listeners(Listener):
             listener.finished(outcome)
 
     def failed(self, error: BaseException) -> None:
+        # The error of the run has precedence over errors of listeners, and every listener receives it.
         for listener in self.listeners:
-            listener.failed(error)
-
-
-class EvaluationFile(Listener):
-    """Writes the loss of each window in the last evaluation to evaluation.json in the run directory."""
-
-    run: Path
-    _step = -1
-    _rows: Windows | None = None  # the windows of the last digest
-    _digest = ""
-
-    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.run = run.path
-
-    def evaluated(self, step: int, result: Result) -> None:
-        if not isinstance(result, Evaluation) or result.rows is None or result.windows > MOST_WINDOWS:
-            return
-        if step == self._step or not is_leader():  # the first evaluator has written the file
-            return
-        self._step = step
-        losses = WindowLosses(self._digest_of(result.rows), result.sums, result.counts)
-        write_windows(self.run, step, result.loss, losses)
-
-    def _digest_of(self, rows: Windows) -> str:
-        """Return the digest of windows, which are read again only if they differ from the last windows."""
-        last = self._rows
-        is_known = last is not None and last.split is rows.split and np.array_equal(last.starts_B, rows.starts_B)
-        if not is_known:
-            self._digest = digest(rows)
-            self._rows = rows
-        return self._digest
+            try:
+                listener.failed(error)
+            except Exception as e:
+                name = type(listener).__name__
+                error.add_note(f"jaxgpt: {name}.failed raised {type(e).__name__}: {one_line(e, 200)}")

@@ -57,7 +57,7 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
     try:
         outcome = run_loop(start, listener, until)
     except BaseException as error:
-        listener.failed(error)
+        Listeners(listener).failed(error)
         raise
     listener.finished(outcome)
     return outcome

@@ -40,7 +40,7 @@ from jaxgpt.trainer.evaluation import (
     loss_difference,
     summarize,
 )
-from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.events import Listener, Listeners
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
 from jaxgpt.trainer.program import Program
@@ -281,6 +281,25 @@ def test_a_listener_that_raises_loses_no_step(listener: Silent, steps_per_call: 
     assert [line["step"] for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line] == list(range(saved))
     assert same_bits(run(config, "out", resume=True).state, straight.state)
     assert comparable("out") == comparable("straight")
+
+
+def test_an_error_of_a_run_reaches_all_listeners_and_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that raises meanwhile does not replace the error, which may be the reason of its exception."""
+
+    class Raising(Silent):
+        def failed(self, error: BaseException) -> None:
+            raise ValueError("no connection")
+
+    class Receiving(Silent):
+        def failed(self, error: BaseException) -> None:
+            heard.append(error)
+
+    heard: list[BaseException] = []
+    monkeypatch.setattr("jaxgpt.trainer.loop.run_loop", bug)
+    with pytest.raises(Bug, match="mine") as error:
+        train(Start(small_run()), Listeners(Raising(), Receiving()))
+    assert heard == [error.value]
+    assert error.value.__notes__ == ["jaxgpt: Raising.failed raised ValueError: no connection"]
 
 
 def test_an_evaluator_that_raises_loses_no_step() -> None:

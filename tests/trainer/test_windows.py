@@ -10,7 +10,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.data.batches import Windows
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.trainer.events import EvaluationFile
+from jaxgpt.trainer.evaluation_file import EvaluationFile
 from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
 from jaxgpt.trainer.windows import digest, read_windows
