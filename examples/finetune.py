@@ -19,9 +19,10 @@ from jaxgpt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.evaluation import Evaluation, evaluate
+from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, Start, train
+from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
 
 

@@ -20,9 +20,9 @@ from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Outcome, Start, train
+from jaxgpt.trainer.mean_loss import Evaluation
 
 
 class Lines(Listener):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxgpt.lm import LM
     from jaxgpt.post.on_policy import DivergenceResult
     from jaxgpt.post.rollouts import RewardResult
-    from jaxgpt.trainer.evaluation import Evaluation
+    from jaxgpt.trainer.mean_loss import Evaluation
 
 
 class Report(NamedTuple):
@@ -126,7 +126,7 @@ def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> Report:
 
 def _change(loss: Loss) -> dict[str, float]:
     """Compute the change in loss from rounding the weights, and its standard error."""
-    from jaxgpt.trainer.evaluation import loss_difference
+    from jaxgpt.trainer.mean_loss import loss_difference
 
     difference, stderr = loss_difference(loss.as_trained, loss.rounded)
     return {"loss_float32": loss.as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}

@@ -24,7 +24,9 @@ from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
 from jaxgpt.post.rollouts import HeldOutReward, RewardResult
 from jaxgpt.post.start import build_program, named_reward, reference_source
 from jaxgpt.progress import Progress
-from jaxgpt.trainer.evaluation import Evaluation, Watch, evaluate
+from jaxgpt.trainer.evaluation import evaluate
+from jaxgpt.trainer.evaluators import Watch
+from jaxgpt.trainer.mean_loss import Evaluation
 
 T = TypeVar("T")
 

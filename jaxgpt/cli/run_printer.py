@@ -22,8 +22,9 @@ from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
-from jaxgpt.trainer.evaluation import Evaluation, Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener, Outcome
+from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
 
 SHOWN = ("accuracy", "margin")  # metrics of an objective that are printed with its loss

@@ -201,7 +201,8 @@ def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> S
     """Add tasks to the evaluators of a run, by default its validation loss. They are loaded before the run is created."""
     from jaxgpt.tasks.evaluator import TaskScores
     from jaxgpt.tasks.load import open_tasks, split_names
-    from jaxgpt.trainer.evaluation import Every, ValidationLoss
+    from jaxgpt.trainer.evaluation import ValidationLoss
+    from jaxgpt.trainer.evaluators import Every
 
     eval_every = start.config.train.eval_every
     if every % eval_every:

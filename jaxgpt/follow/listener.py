@@ -15,7 +15,7 @@ from jaxgpt.data import Data
 from jaxgpt.directories import TRACKERS
 from jaxgpt.follow.trackers import tracker_of
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
 

@@ -16,7 +16,8 @@ from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
 from jaxgpt.post.rollouts import answers_to, held_out_prompts, rollout_batch
 from jaxgpt.train.loss import Objective, RowSums
-from jaxgpt.trainer.evaluation import Evaluation, Watch, summarize
+from jaxgpt.trainer.evaluators import Watch
+from jaxgpt.trainer.mean_loss import Evaluation, summarize
 from jaxgpt.trainer.program import Program
 
 

@@ -17,8 +17,10 @@ from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.preference import pair_log_p
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Evaluation, Watch, evaluate
+from jaxgpt.trainer.evaluation import evaluate
+from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.feed import DataFeed, Feed
+from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
 
 

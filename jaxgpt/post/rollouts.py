@@ -34,7 +34,7 @@ from jaxgpt.post.policy import VARIANTS, advantages
 from jaxgpt.post.rewards import Reward, metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Result, Watch
+from jaxgpt.trainer.evaluators import Result, Watch
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.metrics import parse_line
 from jaxgpt.trainer.program import Program

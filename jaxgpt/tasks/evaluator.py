@@ -12,7 +12,7 @@ from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.load import Interrupted, Tasks
 from jaxgpt.tasks.record import TaskResult, number
-from jaxgpt.trainer.evaluation import Watch
+from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.program import Program
 
 

@@ -10,8 +10,9 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
 from jaxgpt.data.batches import Windows
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.trainer.evaluation import Evaluation, Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener
+from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.windows import MOST_WINDOWS, WindowLosses, digest, write_windows
 

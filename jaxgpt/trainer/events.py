@@ -10,7 +10,7 @@ from jaxgpt.data import Data
 from jaxgpt.errors import one_line
 from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.program import Program
 
 

@@ -26,17 +26,26 @@ from jaxgpt.runtime import trim_memory
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.calls import is_evaluated, is_saved, plan_calls
-from jaxgpt.trainer.evaluation import Evaluator, ValidationLoss, Watch, run_evaluators
+from jaxgpt.trainer.evaluation import ValidationLoss
+from jaxgpt.trainer.evaluators import Evaluator, Watch, run_evaluators
 from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress, Tolerant
 from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import Monitor, monitored
-from jaxgpt.trainer.phases import continued
+from jaxgpt.trainer.phases import with_mixtures
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import Recorder
 from jaxgpt.trainer.saving import SAVE, STOP, Checkpoints
-from jaxgpt.trainer.start import Start, check_data, check_directory, completed, newest, open_for_training, read_data
+from jaxgpt.trainer.start import (
+    Start,
+    check_data,
+    check_directory,
+    newest_checkpoint,
+    open_for_training,
+    read_data,
+    with_data_facts,
+)
 from jaxgpt.trainer.weights import InitialWeights, open_weights, starting_state
 
 
@@ -72,50 +81,53 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     # Settings, and the checkpoint to continue from.
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check_directory(start))
-    last = newest(start, listener.note)
-    first = last.step if last else 0
-    config = continued(config, last)
-    on_leader(lambda: check_data(start, config, last))
+    resumed_from = newest_checkpoint(start, listener.note)
+    first_step = resumed_from.step if resumed_from else 0
+    config = with_mixtures(config, resumed_from)
+    on_leader(lambda: check_data(start, config, resumed_from))
 
     # Weights, data and program.
     weights = same_on_all(lambda: open_weights(start), InitialWeights.facts)
-    config, data = read_data(start, config, weights.tokenizer, last, StageProgress(listener, "tokenizing"))
-    config = completed(config, data, last)
+    config, data = read_data(start, config, weights.tokenizer, resumed_from, StageProgress(listener, "tokenizing"))
+    config = with_data_facts(config, data, resumed_from)
     program = start.build(config, frozen=weights.frozen)
     about = weights.about() | {"given": start.given(program)}
 
-    with opened_run(start, program, data, last, about, listener) as run, guarded(run, program, listener) as monitor:
+    with (
+        opened_run(start, program, data, resumed_from, about, listener) as run,
+        guarded(run, program, listener) as monitor,
+    ):
         # State, while the step is compiled. The settings of the run are replaced only after they could be compiled and saved.
-        listener = Listeners(monitor, listener)
-        listener.started(program, data, run, first)
-        feed = start.feed(program, data, last)
-        with compiling(program, feed, listener) as step:
-            state = starting_state(program, run, last, weights)
+        listeners = Listeners(monitor, listener)
+        listeners.started(program, data, run, first_step)
+        feed = start.feed(program, data, resumed_from)
+        with compiling(program, feed, listeners) as compiled:
+            state = starting_state(program, run, resumed_from, weights)
         if start.resumed is not None:
             on_leader(lambda: write_settings(run, program.config, data.tokenizer))
 
         # Metrics, checkpoints and evaluations.
-        saver = Saver(run.checkpoints, config.train, Tolerant(listener).note)
-        record = Recorder(program, MetricsFile(run.metrics, last), listener, last)
-        checkpoints = Checkpoints(record, saver, data, last, about)
+        saver = Saver(run.checkpoints, config.train, Tolerant(listeners).note)
+        record = Recorder(program, MetricsFile(run.metrics, resumed_from), listeners, resumed_from)
+        checkpoints = Checkpoints(record, saver, data, resumed_from, about)
         evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)
-        record.started(last)
+        record.started(resumed_from)
 
-        plan = plan_calls(last, until, config.train, feed.reads_state)
+        plan = plan_calls(resumed_from, until, config.train, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
-        room = room_for_temporaries(program.mesh, step.result())
+        room = room_for_temporaries(program.mesh, compiled.result())
         with room, calls as prepared, checkpoints.closing(lambda: state):
             for steps, batches in prepared:
                 request = checkpoints.ask(monitor.stop.requested)
                 if request == STOP or checkpoints.out_of_patience():
                     break
-                if request == SAVE and steps.start > first:
+                if request == SAVE and steps.start > first_step:
                     checkpoints.save(state, temporary=True)
                 if steps:
                     saver.check()  # error if the last checkpoint could not be written
                     state, metrics = program.step(state, batches(state))
                     record.steps(steps, metrics)  # with a blocking read of the metrics from two calls ago
-                    if steps.start == first:
+                    if steps.start == first_step:
                         checkpoints.delete_replaced()
                 if is_evaluated(steps.stop, config.train):
                     if not evaluate(state):  # interrupted
@@ -186,13 +198,13 @@ class Evaluate:
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], listener: Listener
+    start: Start, program: Program, data: Data, resumed_from: Info | None, about: Mapping[str, Any], listener: Listener
 ) -> Iterator[Run]:
     """Create or open the run, like `open_for_training`, if its file system can store its checkpoints."""
     note = listener.note
     if start.resumed is None:
         on_leader(lambda: check_target(start, program, note))
-    with open_for_training(start, program, data, last, about, note) as run:
+    with open_for_training(start, program, data, resumed_from, about, note) as run:
         if start.resumed is not None:
             on_leader(lambda: check_storage(run, program, note))
         yield run
@@ -200,7 +212,7 @@ def opened_run(
 
 def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:
     """Check the space for a new run before its directory is created, and note that other files there are kept."""
-    run = Run(Path(start.out or "runs"))
+    run = Run(Path(start.out or "runs"))  # without `out`, the directory of the run has no name yet
     check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
     kept = replaced_note(run.path) if start.overwrite else ""
     if kept:

@@ -15,7 +15,7 @@ from jaxgpt.data import Data
 from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
-from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for
 from jaxgpt.trainer.program import Program

@@ -14,7 +14,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.mix import Phase, has_starts, join_phases, same_shares
 
 
-def continued(config: Config, last: Info | None) -> Config:
+def with_mixtures(config: Config, last: Info | None) -> Config:
     """Return the settings of a resumed run: a new `data.mix` begins at the checkpoint, after the earlier mixtures.
 
     A `data.mix` with `@TOKENS` replaces the whole schedule, and may differ from it only after the checkpoint.

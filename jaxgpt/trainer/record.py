@@ -16,7 +16,7 @@ from jaxgpt.config import changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.provenance import provenance
-from jaxgpt.trainer.evaluation import Result
+from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.failures import Diverged, first_non_finite
 from jaxgpt.trainer.metrics import MetricsFile, numbers

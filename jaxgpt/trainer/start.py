@@ -33,7 +33,7 @@ from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.progress import Progress
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.evaluation import Evaluator
+from jaxgpt.trainer.evaluators import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed
 from jaxgpt.trainer.given import check_given, name_of, ranking_of
 from jaxgpt.trainer.phases import changed_data, changed_sources, new_run_command
@@ -162,7 +162,7 @@ def _frozen_path(start: Start) -> str:
     return ""
 
 
-def newest(start: Start, note: Callable[[str], None]) -> Info | None:
+def newest_checkpoint(start: Start, note: Callable[[str], None]) -> Info | None:
     """Return the newest intact checkpoint of the run to resume; None: train from step 0.
 
     Process 0 renames newer, damaged checkpoints, and reports them with `note`.
@@ -217,7 +217,7 @@ def _open_data(
     return replace(config, directory=base_directory(config)), data
 
 
-def completed(config: Config, data: Data, last: Info | None = None) -> Config:
+def with_data_facts(config: Config, data: Data, last: Info | None = None) -> Config:
     """Check the data; set the vocabulary size and, with `train.epochs`, the total number of steps.
 
     The steps after the checkpoint `last` use the remaining windows of the epochs.

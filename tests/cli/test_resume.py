@@ -21,7 +21,7 @@ from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.locks import LOCK
 from jaxgpt.trainer.finished import why_finished
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.start import completed
+from jaxgpt.trainer.start import with_data_facts
 
 TINY = flags(
     data__path="text.txt",
@@ -94,10 +94,10 @@ def test_epochs_set_the_steps(run: Path) -> None:
     old = Run(run).config()
     data = open_data(old)
     windows = Batches.of(old, data.train).per_epoch
-    train = completed(replace(old, train=replace(old.train, epochs=1.5)), data).train
+    train = with_data_facts(replace(old, train=replace(old.train, epochs=1.5)), data).train
     assert (train.steps, train.epochs) == (math.ceil(1.5 * windows / old.train.batch_size), 0)
     larger = replace(old, train=replace(old.train, epochs=1.5, batch_size=8))  # after 4 steps of 4 windows
-    assert completed(larger, data, read_info(run / "checkpoints/4")).train.steps == 4 + math.ceil(
+    assert with_data_facts(larger, data, read_info(run / "checkpoints/4")).train.steps == 4 + math.ceil(
         (1.5 * windows - 16) / 8
     )
     result = resume("run", "--train.epochs", "1e-9")

@@ -20,7 +20,7 @@ from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.seeds import MOST_SEEDS, SeedGroup, difference, final_loss, group_runs, sentence, standard_error
-from jaxgpt.trainer.evaluation import loss_difference, summarize
+from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
 
 LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)

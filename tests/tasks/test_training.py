@@ -21,7 +21,8 @@ from jaxgpt.progress import Progress
 from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
 from jaxgpt.tasks.record import TaskResult
 from jaxgpt.tasks.requests import Continuation, GenerationRequest, answer_choices, answer_prompts
-from jaxgpt.trainer.evaluation import Every, Measured, ValidationLoss, Watch
+from jaxgpt.trainer.evaluation import ValidationLoss
+from jaxgpt.trainer.evaluators import Every, Measured, Watch
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.metrics import read_metrics

@@ -24,7 +24,8 @@ from jaxgpt.model.gpt import Block
 from jaxgpt.model.params import count_parameters
 from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.evaluation import Measured, ValidationLoss
+from jaxgpt.trainer.evaluation import ValidationLoss
+from jaxgpt.trainer.evaluators import Measured
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.feed import DataFeed
 from jaxgpt.trainer.loop import Outcome, Start, train

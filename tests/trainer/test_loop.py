@@ -31,17 +31,11 @@ from jaxgpt.lm import load, save
 from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.train.step import STEP_METRICS
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.evaluation import (
-    Measured,
-    ValidationLoss,
-    Watch,
-    evaluate,
-    evenly_spaced,
-    loss_difference,
-    summarize,
-)
+from jaxgpt.trainer.evaluation import ValidationLoss, evaluate, evenly_spaced
+from jaxgpt.trainer.evaluators import Measured, Watch
 from jaxgpt.trainer.events import Listener, Listeners
 from jaxgpt.trainer.loop import Outcome, train
+from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.metrics import HOST_METRICS, MetricsFile, how_ended, read_metrics
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start

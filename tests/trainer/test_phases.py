@@ -31,8 +31,8 @@ from jaxgpt.report.baselines import read_baselines
 from jaxgpt.trainer import loop
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
-from jaxgpt.trainer.phases import changed_sources, continued
-from jaxgpt.trainer.start import Start, completed
+from jaxgpt.trainer.phases import changed_sources, with_mixtures
+from jaxgpt.trainer.start import Start, with_data_facts
 
 T = 4
 NAMES = "abcd"
@@ -85,7 +85,7 @@ def test_every_window_of_a_source_is_used_once_per_epoch(
     last: Info | None = None
     used: list[tuple[int, ...]] = []  # windows in the order of training
     for mix, steps, batch_size in legs:
-        config = continued(config_of(mix, batch_size=batch_size, seed=seed), last)
+        config = with_mixtures(config_of(mix, batch_size=batch_size, seed=seed), last)
         data = mixed(config.data, {each.path: parts[each.path] for each in config.data.sources})
         batches = Batches.of(config, data.train, rows - step * batch_size)
         for _ in range(steps):
@@ -112,22 +112,22 @@ def test_epochs_are_exact_to_a_batch(legs: list[tuple[list[str], int, int]], epo
     rows = step = 0
     last: Info | None = None
     for mix, steps, batch_size in legs:
-        config = continued(config_of(mix, batch_size=batch_size, epochs=epochs).with_model(vocab_size=4000), last)
+        config = with_mixtures(config_of(mix, batch_size=batch_size, epochs=epochs).with_model(vocab_size=4000), last)
         data = mixed(config.data, {each.path: parts[each.path] for each in config.data.sources})
         wanted = epochs * Batches.of(config, data.train).per_epoch
         if last is not None and rows >= wanted:
             return
-        end = completed(config, data, last).train.steps
+        end = with_data_facts(config, data, last).train.steps
         assert 0 <= rows + (end - step) * batch_size - wanted < batch_size
         taken = min(steps, end - step)
         rows += taken * batch_size
         step += taken
-        last = checkpoint(completed(config, data, last), step, rows)
+        last = checkpoint(with_data_facts(config, data, last), step, rows)
 
     if step == end:
         for size in (1, batch_size, 20):
             again = replace(config, train=replace(config.train, batch_size=size))
-            assert completed(again, data, last).train.steps == step, "the epochs are complete with any batch size"
+            assert with_data_facts(again, data, last).train.steps == step, "the epochs are complete with any batch size"
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=5), st.integers(0, 5000))
@@ -162,22 +162,22 @@ def test_equal_shares_are_the_same_mixture(legs: list[tuple[list[str], int, int]
 def test_a_new_mixture_begins_at_the_checkpoint(old: list[str], given: list[str], expected: str) -> None:
     """A mixture without @ replaces all later mixtures; a schedule replaces the schedule."""
     last = checkpoint(config_of(old), 5, 20)
-    assert " ".join(continued(config_of(given), last).data.mix) == expected
+    assert " ".join(with_mixtures(config_of(given), last).data.mix) == expected
 
 
 def test_added_and_removed_sources_are_named() -> None:
     last = checkpoint(config_of(["a=1", "@40", "b=1"]), 5, 20)
-    data = continued(config_of(["a=1", "c=1", "d=1"]), last).data
+    data = with_mixtures(config_of(["a=1", "c=1", "d=1"]), last).data
     assert changed_sources(data, last) == "sources of the new mixture: new c, d; used again a; no longer used b"
     assert changed_sources(config_of(["a=1", "@40", "b=1"]).data, last) == ""
 
 
 def test_a_path_may_become_a_mixture() -> None:
     last = checkpoint(Config(data=DataConfig(path="a")), 5, 20)
-    data = continued(config_of(["a=1", "b=1"]), last).data
+    data = with_mixtures(config_of(["a=1", "b=1"]), last).data
     assert (data.path, " ".join(data.mix)) == ("a", "@80 a=1 b=1")
     assert data.stream_names == {"a": "", "b": " of source 1"}, "the order of windows of a path is kept"
-    assert continued(config_of(["a=1"]), last).data == DataConfig(path="a")
+    assert with_mixtures(config_of(["a=1"]), last).data == DataConfig(path="a")
 
 
 @pytest.mark.parametrize("given", [["b=1", "@40", "b=1", "c=1"], ["a=1", "@39", "b=1"], ["a=1", "@60", "b=1"]])
@@ -187,7 +187,7 @@ def test_mixtures_before_the_checkpoint_cannot_change(given: list[str]) -> None:
         r"must keep the mixtures up to step 5 \(80 tokens\): a=1 @40 b=1; to change the mixture at this step, pass one"
     )
     with pytest.raises(UserError, match=message):
-        continued(config_of(given), last)
+        with_mixtures(config_of(given), last)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_schedules_are_checked(mix: tuple[str, ...], message: str) -> None:
 def known(old: Sequence[str], given: Sequence[str], fingerprints: Sequence[str], content: dict[str, str]) -> Any:
     """Resume a run with a new mixture of sources with this content; return the schedule and fingerprints, or the change."""
     last = checkpoint(config_of(old), 5, 20, fingerprints)
-    config = continued(config_of(given), last)
+    config = with_mixtures(config_of(given), last)
     current = list(integer_weights(config.data.phases[-1].words))
     parts = {path: replace(source("a", 30, False), fingerprint=content[path], name=path) for path in current}
     config, data, change = compared(Run(Path("run")), last, config, mixed(config.data, parts), pytest.fail)

@@ -22,7 +22,7 @@ from jaxgpt.train.step import TrainState
 from jaxgpt.trainer import loop, saving
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer.calls import is_evaluated, plan_calls
-from jaxgpt.trainer.evaluation import Measured, Watch
+from jaxgpt.trainer.evaluators import Measured, Watch
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.record import LAG
@@ -168,9 +168,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "trim_memory": lambda: remember("trim"),
         "check_directory": lambda start: None,
         "check_target": lambda *_: None,
-        "newest": lambda start, note: case.last,
+        "newest_checkpoint": lambda start, note: case.last,
         "open_for_training": open_for_training,
-        "completed": lambda config, data, last: config,
+        "with_data_facts": lambda config, data, last: config,
         "MetricsFile": File,
         "Saver": Saver,
     }
