@@ -22,7 +22,7 @@ class EvaluationFile(Listener):
 
     def __init__(self) -> None:
         self._path: Path | None = None  # directory of the run
-        self._step = -1  # of the last file
+        self._step = -1  # step of the last evaluation in the file
         self._rows: Windows | None = None  # the windows of the last digest
         self._digest = ""
 
