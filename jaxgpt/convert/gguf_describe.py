@@ -255,7 +255,10 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 
 
 def _pre_tokenizer(value: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or ""; the normalizer, None or NFC, is ignored."""
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "" if there is no equivalent.
+
+    NFC is the only accepted normalizer, although llama.cpp does not apply it.
+    """
     if (value["normalizer"] or {}).get("type") not in (None, "NFC"):
         return ""
     pre = value["pre_tokenizer"] or {}
