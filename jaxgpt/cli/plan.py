@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.output import aligned, columns, print_json, progress
+from jaxgpt.cli.output import print_json, progress
 from jaxgpt.cli.plan_case import Case, make_case, other_case
-from jaxgpt.cli.plan_tables import GIB, difference, figures_of, head, mesh_row, rollout_title, table
+from jaxgpt.cli.plan_parts import (
+    Advice,
+    Plan,
+    compile_programs,
+    estimate_parts,
+    find_advice,
+    larger_slice,
+    why_not_compiled,
+)
+from jaxgpt.cli.plan_text import (
+    advice_text,
+    comparison_json,
+    comparison_text,
+    estimate_text,
+    meshes_json,
+    meshes_text,
+    plan_json,
+    program_text,
+)
 from jaxgpt.errors import FAILED, UserError
-
-if TYPE_CHECKING:
-    from jaxgpt.plan.cost import StepCost
-
-OF_ONE_MESH = ("mesh", "note")  # labels of `head` that a table of all meshes omits
 
 
 def plan(
@@ -74,215 +86,63 @@ def plan(
         if against or decode:
             raise UserError("--meshes prints estimates of all meshes: omit --against and --decode")
         return _print_meshes(case, json)
-    why_not = _not_compiled(case, estimate)
+
+    cases = [case]
+    if against:
+        cases.append(other_case(target, topology, slices, settings, against))
+    why_not = why_not_compiled(cases, estimate)
     if decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
     if against:
-        other = other_case(target, topology, slices, settings, against)
-        why_not = why_not or _not_compiled(other, estimate)
-        return _print_comparison((case, other), against, why_not, decode, json)
+        return _print_comparison(cases, against, why_not, decode, json)
     return _print_plan(case, why_not, decode, json)
 
 
-def _not_compiled(case: Case, estimate: bool) -> str:
-    """Return why a step is not compiled, or ""."""
-    from jaxgpt.plan.topology import compiler_missing
-
-    if estimate:
-        return "--estimate is given; omit it to compile"
-    return compiler_missing(case.topology)
-
-
-def estimates(case: Case) -> dict[str, StepCost]:
-    """Estimate the training step and, if the model generates answers, the rollout."""
-    from jaxgpt.plan.estimate import estimate
-    from jaxgpt.plan.rollout import rollout
-
-    with progress("estimating"):
-        costs = {"train": estimate(case.config, case.topology, case.work)}
-        if case.work.answers:
-            costs["rollout"] = rollout(case.config, case.topology, case.work)
-    return costs
-
-
-def compiled(case: Case, decode: bool) -> dict[str, StepCost]:
-    """Compile the training step and, with `decode`, a decoding step."""
-    from jaxgpt.plan.plan import compile_decode, compile_step
-
-    with progress("compiling the training step"):
-        costs: dict[str, StepCost] = {"train": compile_step(case.config, case.topology, work=case.work)}
-    if decode:
-        with progress("compiling the sampler"):
-            costs["decode"] = compile_decode(case.config, case.topology)
-    return costs
-
-
-class Advice(NamedTuple):
-    """Ways to make a run fit.
-
-    Attributes:
-        hints: options that need less memory, and the estimated bytes per device with each.
-        larger: a line about the smallest slice that fits; "" if a hint fits.
-    """
-
-    hints: Sequence[tuple[str, float]] = ()
-    larger: str = ""
-
-    def text(self, hbm: float) -> str:
-        """Format the advice for a device with `hbm` bytes of memory."""
-        lines = []
-        for flags, total in self.hints:
-            verdict = "  (fits)" if total <= hbm else ""
-            lines.append(f"  {total / GIB:7.2f}  {flags}{verdict}")
-        if self.larger:
-            lines.append(self.larger)
-        return "\n".join(lines)
-
-
-def _advice(case: Case) -> Advice:
-    """Find options to reduce the memory of a run, and a larger slice if no option suffices."""
-    from jaxgpt.plan.choices import suggestions
-
-    hints = suggestions(case.config, case.topology, case.work)
-    is_enough = any(total <= case.topology.chip.hbm for _, total in hints)
-    return Advice(hints, "" if is_enough else _larger(case))
-
-
-def _larger(case: Case) -> str:
-    """Describe the smallest slice with enough memory for a run; no option makes it fit on its own slice."""
-    from jaxgpt.plan.choices import smallest_slice
-
-    found = smallest_slice(case.config, case.topology, case.work)
-    if found is None:
-        return f"Nothing fits on {case.topology}, or on a larger slice of {case.topology.chip.title}."
-    slice_, flags = found
-    return f"Nothing fits on {case.topology}. The smallest slice that fits: --topology {slice_} {flags}"
-
-
-def _fit(costs: Mapping[str, StepCost]) -> bool:
-    """Return whether every part of a plan fits in memory."""
-    return all(cost.fits for cost in costs.values())
-
-
 def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
-    """Print the estimates of a plan, its compiled steps and advice; return the exit code.
+    """Print the estimates of a plan, its compiled programs and advice; return the exit code."""
+    estimates = estimate_parts(case)
+    if not json:
+        print(estimate_text(case, estimates))  # before the compilation, which takes minutes
 
-    As text, every part is printed as soon as it is known, because compilation takes minutes.
-    """
+    programs = {} if why_not else compile_programs(case, decode)
+    if not json:
+        print(f"\nnot compiled: {why_not}" if why_not else program_text(case, programs))
 
-    def show(text: str) -> None:
-        if not json:
-            print(text)
-
-    topology = case.topology
-    show(aligned(head(case)))
-    estimated = estimates(case)
-    show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
-    show(table(estimated["train"], topology, case.steps))
-    if "rollout" in estimated:
-        show(f"\n{rollout_title(case)}")
-        show(table(estimated["rollout"], topology, unit="rollout"))
-
-    costs = estimated
-    if why_not:
-        show(f"\nnot compiled: {why_not}")
-    else:
-        costs = estimated | compiled(case, decode)
-        show("\ncompiled training step, per device")
-        show(table(costs["train"], topology, case.steps))
-    if "decode" in costs:
-        show("\ncompiled decode step, per device (one token per row)")
-        show(table(costs["decode"], topology))
-
-    fits = _fit(costs)
-    advice = Advice()
-    if not fits:
-        show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
-        advice = _advice(case)
-        show(advice.text(topology.chip.hbm))
-
+    plan = Plan(case, estimates, programs)
+    advice = Advice() if plan.fits else find_advice(case)
     if json:
-        about = {
-            "name": case.title,
-            "note": case.remark,
-            "attention": case.attention,
-            "fits": fits,
-            "not_compiled": why_not,
-            "chip": topology.chip.title,
-            "devices": topology.n_devices,
-            "suggestions": [{"flags": flags, "total": total} for flags, total in advice.hints],
-            "larger": advice.larger,
-        }
-        # "train" repeats the estimate of a step that is not compiled.
-        print_json(about | _costs_json(case, {"estimate": estimated["train"], **costs}))
-    return 0 if fits else FAILED
+        print_json(plan_json(plan, why_not, advice))
+    elif not plan.fits:
+        print(advice_text(advice, case.topology.chip.hbm))
+    return 0 if plan.fits else FAILED
 
 
 def _print_meshes(case: Case, json: bool) -> int:
     """Print the meshes of a topology, sorted by time, the meshes that fit first; return the exit code."""
     from jaxgpt.plan.choices import meshes
 
-    topology = case.topology
     with progress("estimating all meshes") as activity:
-        choices = meshes(case.config, topology, case.work, activity)
+        choices = meshes(case.config, case.topology, case.work, activity)
     fits = any(choice.cost.fits for choice in choices)
-    larger = "" if fits else _larger(case)
+    larger = "" if fits else larger_slice(case)
 
     if json:
-        rows = [
-            {"flags": choice.flags, "mesh": asdict(choice.mesh), **choice.cost.to_json(topology.chip)}
-            for choice in choices
-        ]
-        about = {"name": case.title, "topology": str(topology), "fits": fits, "larger": larger}
-        print_json({**about, "meshes": rows})
+        print_json(meshes_json(case, choices, larger))
     else:
-        print(aligned({label: fact for label, fact in head(case).items() if label not in OF_ONE_MESH}))
-        print("\nestimates of all meshes, per device and step; times without overlap")
-        titles = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
-        print(columns([titles, *(mesh_row(choice, topology) for choice in choices)]))
-        if larger:
-            print(f"\n{larger}")
+        print(meshes_text(case, choices, larger))
     return 0 if fits else FAILED
 
 
-def _print_comparison(cases: tuple[Case, Case], against: str, why_not: str, decode: bool, json: bool) -> int:
+def _print_comparison(cases: Sequence[Case], against: str, why_not: str, decode: bool, json: bool) -> int:
     """Print two plans in columns, with their difference; return the exit code."""
     plans = []
     for case in cases:
-        costs = estimates(case)
-        if not why_not:
-            costs |= compiled(case, decode)
-        plans.append(costs)
-    fits = all(map(_fit, plans))
+        estimates = estimate_parts(case)
+        programs = {} if why_not else compile_programs(case, decode)
+        plans.append(Plan(case, estimates, programs))
 
-    this, other = cases
     if json:
-        about = {"name": this.title, "against": against, "fits": fits, "not_compiled": why_not}
-        print_json({**about, "plans": [_costs_json(case, costs) for case, costs in zip(cases, plans, strict=True)]})
+        print_json(comparison_json(plans, against, why_not))
     else:
-        print(aligned(head(this)))
-        kind = "estimates" if why_not else "compiled"
-        print(f"\n{kind}, per device and step: this plan, with {against}, and the difference")
-        print(columns(_comparison_rows(this, other, *plans)))
-        if why_not:
-            print(f"\nnot compiled: {why_not}")
-    return 0 if fits else FAILED
-
-
-def _comparison_rows(
-    this: Case, other: Case, costs: Mapping[str, StepCost], other_costs: Mapping[str, StepCost]
-) -> list[tuple[str, str, str, str]]:
-    """Return the table of the parts that both plans have."""
-    rows = [("", "this plan", "against", "difference")]
-    for part in costs:
-        if part in other_costs:
-            figures = figures_of(costs[part], this.topology)
-            other_figures = figures_of(other_costs[part], other.topology)
-            rows += difference(figures, other_figures, "" if part == "train" else f"{part}: ")
-    return rows
-
-
-def _costs_json(case: Case, costs: Mapping[str, StepCost]) -> dict[str, Any]:
-    """Return the topology, the mesh and the costs of a plan as values for JSON."""
-    about = {"topology": str(case.topology), "mesh": asdict(case.config.mesh)}
-    return about | {part: cost.to_json(case.topology.chip) for part, cost in costs.items()}
+        print(comparison_text(plans, against, why_not))
+    return 0 if all(plan.fits for plan in plans) else FAILED

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 CLOSE = 0.7  # minimum fraction of memory for the advice to compile: a program needs up to 1.4 times its estimate
 SITES = 12  # maximum number of rows for collectives
+MESH_TITLES = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
 
 
 def head(case: Case) -> dict[str, str]:
@@ -147,7 +148,7 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
 
 
 def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
-    """Return the row of a mesh: flags, GiB, whether it fits, milliseconds of a step and of each resource, largest MFU."""
+    """Return the row of a mesh under `MESH_TITLES`: milliseconds of a step and of each resource, and the largest MFU."""
     cost = choice.cost
     seconds = cost.seconds(topology.chip)
     bounds = cost.bounds(topology.chip)
@@ -157,8 +158,8 @@ def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
     return choice.flags, f"{cost.total / GIB:.2f}", fits, *milliseconds, f"{bounds['mfu_most']:.0%}"
 
 
-def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
-    """Return the numbers that a comparison shows, by label: GiB, milliseconds, percent."""
+def figures_of(cost: StepCost, topology: Topology, unit: str = "step") -> dict[str, float]:
+    """Return the numbers that a comparison shows, by label: GiB, milliseconds of a unit of work, percent."""
     chip = topology.chip
     figures = {f"{kind}, GiB": size / GIB for kind, size in cost.memory.items()}
     figures |= {"total, GiB": cost.total / GIB, "available, GiB": cost.available / GIB}
@@ -169,8 +170,8 @@ def figures_of(cost: StepCost, topology: Topology) -> dict[str, float]:
         figures[f"  {kind} along {axes}, ms"] = 1e3 * seconds
     bounds = cost.bounds(chip)
     figures |= {
-        "step with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
-        "step without overlap, ms": 1e3 * bounds["seconds_serial"],
+        f"{unit} with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
+        f"{unit} without overlap, ms": 1e3 * bounds["seconds_serial"],
         "MFU at most, %": 100 * bounds.get("mfu_most", bounds["mfu_overlapped"]),
     }
     return figures
@@ -188,7 +189,7 @@ def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> d
     return sums
 
 
-def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> list[tuple[str, str, str, str]]:
+def difference(this: dict[str, float], other: dict[str, float]) -> list[tuple[str, str, str, str]]:
     """Return the rows of a comparison: label, number of each plan, change; a number that one plan lacks is 0."""
     rows = []
     for label in this | other:
@@ -197,7 +198,7 @@ def difference(this: dict[str, float], other: dict[str, float], prefix: str) -> 
         change = f"{b - a:+.2f}"
         if a and abs(b - a) > 0.005:
             change += f" ({(b - a) / a:+.0%})"
-        rows.append((f"{prefix}{label}", f"{a:.2f}", f"{b:.2f}", change))
+        rows.append((label, f"{a:.2f}", f"{b:.2f}", change))
     return rows
 
 

@@ -97,6 +97,15 @@ def test_another_topology_to_compare() -> None:
     assert [plan["topology"] for plan in figures["plans"]] == ["v5e:2x4", "v6e:2x4"]
 
 
+def test_a_decode_step_to_compare_needs_the_compilers_of_both_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "jaxgpt.plan.topology.compiler_missing", lambda topology: "" if topology.chip.tpu else "no GPUs"
+    )
+    told = jaxgpt("plan", *FLAGS[:-1], "--decode", "--against", "--topology a100:8")
+    assert told.code == 2
+    assert told.err == "jaxgpt: --decode needs the compiler: no GPUs\n"
+
+
 @pytest.mark.parametrize(
     ("against", "says"),
     [

@@ -213,6 +213,18 @@ def test_plans_of_rollouts(objective: str) -> None:
     assert figures["rollout"]["memory"]["cache"] > 0
 
 
+def test_two_rollouts_are_compared_apart_from_the_steps() -> None:
+    options = ["--post.objective", "grpo", "--post.reward", "exact", "--data.tokenizer", "gpt2"]
+    options += ["--model.vocab-size", "512", "--model.n-layer", "1", "--estimate"]
+    told = jaxgpt("plan", "gpt2", "--topology", "v5e:2x4", *options, "--against", "--mesh.fsdp 8 --mesh.data 1")
+    assert told.code == 0, told.err
+    steps, rollouts = told.out.split("\nestimates of a rollout, per device, lower bounds\n")
+    assert "step with full overlap, ms" in steps
+    assert "rollout with full overlap, ms" in rollouts
+    assert "rollout with" not in steps
+    assert "step with" not in rollouts
+
+
 def test_the_row_of_a_plan_is_the_row_of_a_run() -> None:
     run, work = work_of(config("dpo", reference_log_p="every-step"))
     assert work.rows is not None
