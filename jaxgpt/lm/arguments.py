@@ -75,9 +75,8 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     if isinstance(prompt, str):
         encode = tokenizer.encode_special if special else tokenizer.encode
         ids = encode(prompt).tolist()
-        before = list(tokenizer.bos_ids)
-        if ids and ids[: len(before)] != before:
-            ids = before + ids
+        if ids:
+            ids = with_bos(tokenizer, ids)
     else:
         ids = as_list(prompt)
         if not ids:
@@ -92,6 +91,12 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         name = f"the id at position {n} of the prompt (vocabulary of {vocab_size})"
         checked.append(as_int(name, i, 0, vocab_size - 1))
     return checked
+
+
+def with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Return ids after the tokenizer's `bos_ids`, unless the ids begin with `bos_ids`."""
+    before = list(tokenizer.bos_ids)
+    return ids if ids[: len(before)] == before else before + ids
 
 
 @dataclass(frozen=True)

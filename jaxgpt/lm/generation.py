@@ -32,7 +32,7 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.model import LM, check_for_text
 from jaxgpt.lm.placement import cache_shards, own_part, placed, row_ways, settled
 from jaxgpt.lm.sampler import for_decoding, sampler_of
-from jaxgpt.lm.text import FinishReason, TextStream
+from jaxgpt.lm.text import Decoder, FinishReason, TextStream
 from jaxgpt.options import SEED
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.parallel.processes import from_all
@@ -209,11 +209,16 @@ class Request(NamedTuple):
     prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
     new: list[int]  # maximum number of new tokens of each row
     params: TextParams  # length and stop settings; `stop_ids` includes the ids that end a text or a turn
+    decoder: Decoder  # converts the ids to text; by default, the tokenizer
+
+    def decoded_alone(self, decoder: Decoder) -> Request:
+        """Return the request such that `decoder` converts the new ids to text without their prompts."""
+        return self._replace(prompts=[[] for _ in self.prompts], decoder=decoder)
 
     def text(self, row: int) -> TextStream:
         """Return a new `TextStream` for a row."""
         params = self.params
-        return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=self.prompts[row])
+        return TextStream(self.decoder, self.new[row], params.stop_ids, params.stop, prompt=self.prompts[row])
 
     def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
         """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
@@ -282,7 +287,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
             f"generate each text separately, without overflow slide"
         )
     params = replace(params, stop_ids=tuple(sorted(given | ends)))
-    return Request(lm, rows, encoded, new, params)
+    return Request(lm, rows, encoded, new, params, decoder=tokenizer)
 
 
 def decode(

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Literal, Protocol
 
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer import Ids
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 from jaxgpt.errors import UserError
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a decoder's output for bytes that are not (yet) a character
 
 FinishReason = Literal["stop", "length", "exhausted"]
+
+
+class Decoder(Protocol):
+    """Converts ids to text; every `Tokenizer` is a decoder."""
+
+    def decode(self, ids: Ids) -> str:
+        """Convert ids to text."""
+        ...
+
+    def settled(self, ids: list[int]) -> list[int]:
+        """Return the first ids, with a text that further ids cannot change."""
+        ...
 
 
 class TextStream:
@@ -31,7 +43,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        decoder: Decoder,
         limit: int,
         stop_ids: Iterable[int] = (),
         stops: Iterable[str] = (),
@@ -39,8 +51,8 @@ class TextStream:
         prompt: Sequence[int] = (),
     ) -> None:
         """Start a row of at most `limit` new ids; `stop_ids` and `stops` end the row and are omitted."""
-        self._decode = tokenizer.decode
-        self._settled_ids = tokenizer.settled
+        self._decode = decoder.decode
+        self._settled_ids = decoder.settled
         self._limit = limit
         self._stop_ids = frozenset(stop_ids)
         self._stops = tuple(stops)

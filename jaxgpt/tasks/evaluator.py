@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any, NamedTuple
 
 from jaxgpt.config import LoraConfig
@@ -34,9 +36,16 @@ class TaskMetrics(NamedTuple):
 
     @property
     def ranking(self) -> float:
-        """The negative mean of the metrics that are better if they are higher."""
-        values = [each.value for each in self.results if each.higher_is_better]
-        return -sum(values) / max(len(values), 1)
+        """The negative mean of the metrics that are better if they are higher; lower is better.
+
+        Without such metrics, the mean of the metrics that are better if they are lower, such as perplexities; NaN (no rank) if
+        no metric has a known direction.
+        """
+        scores = [each.value for each in self.results if each.higher_is_better]
+        if scores:
+            return -mean(scores)
+        losses = [each.value for each in self.results if each.higher_is_better is False]
+        return mean(losses) if losses else math.nan
 
     def __str__(self) -> str:
         """Format the metrics as `hellaswag acc 0.3120 +- 0.0046, hellaswag acc_norm 0.3380 +- 0.0047`."""
@@ -73,17 +82,17 @@ class TaskScores:
         weights = program.weights(params)
         if STACKED in weights:
             weights = unstack_layers(weights, config.model.n_layer)
-        lm = LM(replace(config, lora=LoraConfig()), weights, watch.data.tokenizer)
+        merged = replace(config, lora=LoraConfig())  # `program.weights` has merged the adapters
+        lm = LM(merged, weights, watch.data.tokenizer)
+        progress = _WatchedProgress(watch)
         try:
-            results = self.tasks.evaluate(
-                lm, limit=self.limit, chat_template=self.chat_template, progress=_Watched(watch)
-            )
+            results = self.tasks.evaluate(lm, limit=self.limit, chat_template=self.chat_template, progress=progress)
         except Interrupted:
             return None
         return TaskMetrics(tuple(results))
 
 
-class _Watched(Progress):
+class _WatchedProgress(Progress):
     """Passes on the progress of requests, and ends an evaluation that the run interrupts."""
 
     def __init__(self, watch: Watch) -> None:

@@ -11,7 +11,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.tasks import requests
+from jaxgpt.tasks import answers, requests
 from jaxgpt.tasks.requests import Continuation, Count, no_count
 
 NEW_TOKENS = 256  # the harness' own default for answers
@@ -70,8 +70,8 @@ class TaskModel(TemplateLM):
         prompts = []
         for request in requests_:
             text, settings = request.args
-            prompts.append(requests.as_prompt(text, normalize_gen_kwargs(settings, NEW_TOKENS)))
-        return requests.answer_prompts(self.lm, prompts, self.count)
+            prompts.append(answers.as_prompt(text, normalize_gen_kwargs(settings, NEW_TOKENS)))
+        return answers.answer_prompts(self.lm, prompts, self.count)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the Jinja source of the chat template."""

@@ -9,7 +9,7 @@ from pieces import lm_of_pieces
 
 import jaxgpt
 from jaxgpt.lm import LM
-from jaxgpt.tasks.requests import answer_prompts, as_prompt
+from jaxgpt.tasks.answers import answer_prompts, as_prompt
 
 PROMPTS = ["ab", " ab a", "\u00e9 ab", "b ab b", "aab", "a b b"]
 NEW = 24

@@ -18,15 +18,8 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
-from jaxgpt.tasks.requests import (
-    Continuation,
-    answer_choices,
-    answer_prompts,
-    answer_texts,
-    as_prompt,
-    prefix_id,
-    windows,
-)
+from jaxgpt.tasks.answers import answer_prompts, as_prompt
+from jaxgpt.tasks.requests import Continuation, answer_choices, answer_texts, prefix_id, windows
 from jaxgpt.train.loss import token_losses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -18,9 +19,10 @@ import jaxgpt
 from jaxgpt.config import Config, LoraConfig
 from jaxgpt.lm import LM
 from jaxgpt.progress import Progress
+from jaxgpt.tasks.answers import AnswerSettings, GenerationRequest, answer_prompts
 from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
 from jaxgpt.tasks.record import TaskResult
-from jaxgpt.tasks.requests import Continuation, GenerationRequest, answer_choices, answer_prompts
+from jaxgpt.tasks.requests import Continuation, answer_choices
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.evaluators import Every, Measured, Watch
 from jaxgpt.trainer.events import Listener, Outcome
@@ -88,7 +90,8 @@ class Quiz:
     def evaluate(self, lm: LM, *, progress: Progress, **options: Any) -> list[TaskResult]:
         choices = [Continuation([1, 2], [3, 4]), Continuation([1], [2]), Continuation([5, 6], [7])]
         log_p = sum(value for value, _ in answer_choices(lm, choices, progress))
-        prompts = [GenerationRequest(text, (), 5, {"temperature": 0.0}) for text in ("1", "11", "111")]
+        greedy = AnswerSettings((), 5, {"temperature": 0.0})
+        prompts = [GenerationRequest(text, greedy) for text in ("1", "11", "111")]
         code = sum(map(ord, "".join(answer_prompts(lm, prompts, progress))))
         return [TaskResult("quiz", "log_p", log_p, 0.5, True, 3), TaskResult("quiz", "code", code, 0.5, True, 3)]
 
@@ -181,3 +184,15 @@ def test_the_printed_result_has_errors_and_the_ranking_is_lower_for_better_score
     assert str(better) == "quiz acc 0.5000 +- 0.0500, pages bits_per_byte 3.2500"
     assert better.ranking < worse.ranking
     assert better.metrics == {"quiz/acc": 0.5, "quiz/acc_stderr": 0.05, "pages/bits_per_byte": 3.25}
+
+
+def test_perplexities_rank_if_no_metric_is_better_when_higher() -> None:
+    better = TaskMetrics(
+        (TaskResult("pages", "word_perplexity", 12.0, None, False), TaskResult("quiz", "length", 900.0))
+    )
+    worse = TaskMetrics((TaskResult("pages", "word_perplexity", 15.0, None, False), TaskResult("quiz", "length", 1.0)))
+    assert better.ranking < worse.ranking
+
+
+def test_metrics_without_a_known_direction_give_no_rank() -> None:
+    assert math.isnan(TaskMetrics((TaskResult("quiz", "length", 900.0),)).ranking)
