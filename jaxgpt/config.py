@@ -35,9 +35,15 @@ class Config(Section):
     prefix = "config"
 
     preset: str = setting("", "preset that the run was started from")
-    init_from: str = setting("", "checkpoint of the initial weights, RUN/checkpoints/STEP; empty: random weights")
-    state_from: str = setting("", "checkpoint of the initial weights and optimizer state; empty: a new optimizer")
-    directory: str = setting("", "directory that relative paths of the data refer to; empty: the current directory")
+    init_from: str = setting(
+        "", "checkpoint of the initial weights, RUN/checkpoints/STEP; empty: random weights", private=True
+    )
+    state_from: str = setting(
+        "", "checkpoint of the initial weights and optimizer state; empty: a new optimizer", private=True
+    )
+    directory: str = setting(
+        "", "directory that relative paths of the data refer to; empty: the current directory", private=True
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -186,6 +192,18 @@ def flat(config: Any) -> dict[str, Any]:
         elif f.name != "directory":
             own[f.name] = value
     return own | nested
+
+
+def private_settings() -> frozenset[str]:
+    """Return the names of settings whose values stay out of model cards, such as paths."""
+    private = set[str]()
+    for field_ in fields(Config):
+        if field_.metadata.get("private"):
+            private.add(field_.name)
+        section = getattr(Config(), field_.name)
+        if is_dataclass(section):
+            private |= {f"{field_.name}.{each.name}" for each in fields(section) if each.metadata["private"]}
+    return frozenset(private)
 
 
 def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

@@ -27,12 +27,15 @@ class DataConfig(Section):
         "",
         "file or directory of text, tokens (.bin), or conversations, pairs or prompts (.jsonl, .json, .parquet); empty: use "
         "data.dataset",
+        private=True,
     )
     mix: tuple[str, ...] = setting(
-        (), "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture"
+        (),
+        "paths with their shares of the training windows: web=0.7 code=0.3; @TOKENS: start of the next mixture",
+        private=True,
     )
     tokenizer: str = setting(
-        "char", "char, word, byte, gpt2, ids, bpe (trained on the text), or the path of a tokenizer.json"
+        "char", "char, word, byte, gpt2, ids, bpe (trained on the text), or the path of a tokenizer.json", private=True
     )
     vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(

@@ -102,6 +102,7 @@ class PostConfig(Section):
     reference: str = setting(
         "",
         "run or RUN/checkpoints/STEP of the frozen reference; empty: the weights of --init-from; distillation: the teacher",
+        private=True,
     )
     reference_log_p: Literal["auto", "once", "every-step"] = setting(
         "auto",
@@ -112,6 +113,7 @@ class PostConfig(Section):
         (),
         "rewards: exact[:FIELD], number[:FIELD], regex:PATTERN, json, or FILE.py:FUNCTION, your own code, which is run; "
         "several rewards are added: NAME=WEIGHT for each",
+        private=True,
     )
     reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)

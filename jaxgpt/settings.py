@@ -32,13 +32,24 @@ class Limits(NamedTuple):
 
 
 def setting(
-    default: Any, about: str, low: float = -INF, high: float = INF, *, above: float = -INF, below: float = INF
+    default: Any,
+    about: str,
+    low: float = -INF,
+    high: float = INF,
+    *,
+    above: float = -INF,
+    below: float = INF,
+    private: bool = False,
 ) -> Any:
-    """Declare a field of a `Section`: `setting(4, "number of blocks", 1, 1024)`."""
+    """Declare a field of a `Section`: `setting(4, "number of blocks", 1, 1024)`.
+
+    `private`: the value, such as a path, stays out of model cards.
+    """
     if type(default) is int:
         low = max(low, -INT_MAX - 1)
         high = min(high, INT_MAX)
-    return field(default=default, metadata={"help": about, "limits": Limits(low, high, above, below)})
+    limits = Limits(low, high, above, below)
+    return field(default=default, metadata={"help": about, "limits": limits, "private": private})
 
 
 @dataclass(frozen=True)

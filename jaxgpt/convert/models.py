@@ -14,7 +14,7 @@ from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gguf, gguf_tokenizer
-from jaxgpt.convert.card import model_card
+from jaxgpt.convert.card import Export, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.families import exported_form
@@ -149,9 +149,16 @@ def export_model(
         # Model card.
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}"
         served = engines(family, model, tokenizer)
-        name = repo or target.name
-        card = model_card(Path(run), info, name, config, command, license=license, served=served)
-        (directory / CARD).write_text(card)
+        export = Export(
+            run=Path(run),
+            info=info,
+            config=config,
+            name=repo or target.name,
+            command=command,
+            license=license,
+            served=served,
+        )
+        (directory / CARD).write_text(model_card(export))
 
         save_weights(directory, params, model, family.form, dtype, shard_bytes)
         # The files must have the logits of the rounded weights; the change by rounding is only reported.

@@ -26,7 +26,7 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import OF_CHATS, Config, LoraConfig, ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
-from jaxgpt.convert.card import model_card
+from jaxgpt.convert.card import Export, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.files import Weights, open_safetensors
@@ -95,9 +95,17 @@ def export_adapter(
         write_adapter(directory, config, adapters, base)
         flag = f"--base {base}" if base else "--adapter"
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
-        name = repo or target.name
-        card = model_card(Path(run), info, name, config, command, base, adapter=True, license=license)
-        (directory / CARD).write_text(card)
+        export = Export(
+            run=Path(run),
+            info=info,
+            config=config,
+            name=repo or target.name,
+            command=command,
+            base=base,
+            is_adapter=True,
+            license=license,
+        )
+        (directory / CARD).write_text(model_card(export))
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
         change = check_change(before, probe_logits(model, merge(params, back, lora.alpha)))
