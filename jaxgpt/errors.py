@@ -18,6 +18,7 @@ FAILED = 1  # failed command
 BAD_INPUT = 2  # bad usage or input
 
 MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
+COMPARED_CHARACTERS = 100  # maximum length of a word to compare with known words; the time grows with its square
 # Errors of a full disk or quota, or of a limit on file sizes, with their fixes.
 FULL = {
     errno.ENOSPC: "free space on its file system",
@@ -31,7 +32,9 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """An error despite valid input, such as a failed write. Commands print one line and exit with `FAILED`."""
+    """An error despite valid input, such as a failed write. Commands print the message in one line."""
+
+    exit_code = FAILED
 
 
 class WriteFailed(TrainingFailed):
@@ -43,11 +46,13 @@ class WriteFailed(TrainingFailed):
 
 
 class UserError(ValueError):
-    """An error that the user can fix. The command line prints the message in one line and exits with `BAD_INPUT`.
+    """An error that the user can fix. Commands print the message in one line.
 
     The message states the problem, the value and the fix. The message is always one line: control characters are
     escaped, and long messages are shortened in the middle.
     """
+
+    exit_code = BAD_INPUT
 
     def __init__(self, message: str) -> None:
         line = printable(message)
@@ -58,7 +63,9 @@ class UserError(ValueError):
 
 
 class FullDisk(UserError):
-    """A write that failed because a disk or quota is full or a file is too large. Commands exit with `FAILED`."""
+    """A write that failed because a disk or quota is full or a file is too large: the input was valid."""
+
+    exit_code = FAILED
 
 
 def printable(text: str) -> str:
@@ -94,15 +101,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return the most similar known word, otherwise words abbreviated by `word`: learning_rate for lr."""
+    """Return the most similar known word, otherwise the known words that it abbreviates, otherwise []."""
     words = list(known)
-    if len(word) < 100:
-        near = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
-        if near:
-            return near
-    if len(word) < 2:
-        return []
-    return [each for each in words if word == "".join(re.findall(r"(?:^|[-_])(.)", each))]
+    similar = []
+    if len(word) < COMPARED_CHARACTERS:
+        similar = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
+    return similar or [each for each in words if is_abbreviation(word, each)]
+
+
+def is_abbreviation(short: str, name: str) -> bool:
+    """Return whether a string has the first letter of each part of a name: lr of learning_rate."""
+    letters = "".join(re.findall(r"(?:^|[-_])(.)", name))
+    return len(short) > 1 and short == letters
 
 
 def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
@@ -111,12 +121,13 @@ def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number and its noun, as in "1 window", "1,200 windows" and "2 directories of text"."""
+    """Return a number and its noun, as in "1 window", "1,200 windows", "2 batches" and "2 directories of text"."""
     if number == 1:
         return f"1 {noun}"
     noun, of, others = noun.partition(" of ")
-    nouns = re.sub("(?<![aeiou])y$", "ie", noun) + "s"
-    return f"{number:,} {nouns}{of}{others}"
+    stem = re.sub("(?<![aeiou])y$", "ie", noun)
+    ending = "es" if re.search("(s|x|ch|sh)$", noun) else "s"
+    return f"{number:,} {stem}{ending}{of}{others}"
 
 
 def short_repr(value: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.cli.output import note
-from jaxgpt.errors import BAD_INPUT, FAILED, FULL, FullDisk, TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
@@ -69,10 +69,8 @@ class Failure(NamedTuple):
 def _known_failure(error: Exception) -> Failure | None:
     """Return the message and the exit code of an error, or None if its cause is unknown."""
     match error:
-        case TrainingFailed() | FullDisk():
-            return Failure(str(error), FAILED)
-        case UserError():
-            return Failure(str(error), BAD_INPUT)
+        case TrainingFailed() | UserError():
+            return Failure(str(error), error.exit_code)
         case OSError():
             return _file_failure(error)
         case MemoryError():

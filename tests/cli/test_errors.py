@@ -21,7 +21,7 @@ from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.cli.output import Console, note
-from jaxgpt.errors import FullDisk, reported
+from jaxgpt.errors import FullDisk, plural, reported
 
 
 def panicking_tokenizer(run: Path) -> None:
@@ -253,3 +253,12 @@ def test_a_closed_pipe_does_not_stop_the_work(tmp_path: Path) -> None:
     result = shell(f"{sys.executable} -c {shlex.quote(code)} | head -1")
     assert result.stderr == b""
     assert (tmp_path / "done").exists()
+
+
+def test_numbers_have_plural_nouns() -> None:
+    assert plural(1, "batch") == "1 batch"
+    assert plural(1200, "window") == "1,200 windows"
+    assert plural(2, "batch") == "2 batches"
+    assert plural(2, "process") == "2 processes"
+    assert plural(2, "directory of text") == "2 directories of text"
+    assert plural(2, "day") == "2 days"
