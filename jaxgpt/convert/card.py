@@ -59,7 +59,7 @@ jaxgpt import {name} runs/{run} --init-from runs/base
 
 
 class Export(NamedTuple):
-    """What a model card is about: an exported model or adapter, and its run.
+    """An exported model or adapter and its run, which a model card describes.
 
     Attributes:
         run: directory of the exported run.

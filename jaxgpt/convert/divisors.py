@@ -51,7 +51,7 @@ def _contexts(values: Mapping[str, Any], divisors: np.ndarray, theta: float) -> 
 
 
 def _context_of_divisors(divisors: np.ndarray, theta: float) -> int | None:
-    """Compute the original context C from a divisor d between 1 and the factor s; None: there is none.
+    """Compute the original context C from a divisor d between 1 and the factor s; None: no divisor is between them.
 
     `Llama3Scaling` keeps the fraction k of a frequency, `1/d = k + (1 - k)/s`, with `k = (C/w - low) / (high - low)` for the
     wavelength w. So `k = (1/d - 1/s) / (1 - 1/s)`, and `C = w (low + k (high - low))`.

@@ -111,7 +111,7 @@ def _by_settings(prompts: Sequence[GenerationRequest]) -> list[tuple[AnswerSetti
 
 
 def _longest_prompt(lm: LM, settings: AnswerSettings) -> int:
-    """Return the number of tokens of a prompt that leave room for an answer; raise `UserError` if there are none."""
+    """Return the number of tokens of a prompt that leave room for an answer; raise `UserError` if the answer needs all."""
     context_length = lm.config.model.block_size
     longest = context_length - settings.new_tokens
     if longest < 1:
