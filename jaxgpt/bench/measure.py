@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxgpt.bench.limits import platform_of, product_peak, read_bandwidth
-from jaxgpt.bench.results import BenchResults, DecodeResults, Limits, StartSeconds, StepResults
+from jaxgpt.bench.results import BenchResults, DecodeResults, PeakRates, StartSeconds, StepResults
 from jaxgpt.bench.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.config import Config
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
@@ -188,7 +188,7 @@ def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any,
     return result
 
 
-def _limits(program: Program) -> Limits:
+def _limits(program: Program) -> PeakRates:
     """Measure the limits of all devices together: FLOP/s in the compute dtype and in bfloat16, bytes/s of memory."""
     dtype = program.config.train.compute_dtype
     peak = product_peak(program.mesh, dtype)

@@ -26,7 +26,7 @@ class StepResults(TypedDict):
     temporary_bytes: int  # memory of the compiled step besides its arguments and results
 
 
-class Limits(TypedDict):
+class PeakRates(TypedDict):
     """Measured peak rates of all devices together."""
 
     flops_per_second: float  # matrix products in the compute dtype
@@ -60,6 +60,6 @@ class BenchResults(TypedDict):
     step: StepResults
     where: dict[str, float]  # share of device time of each kind of work
     input_seconds: float  # time to prepare a batch, per step
-    limits: Limits
+    limits: PeakRates
     flops_per_token: int
     decode: NotRequired[DecodeResults]

@@ -13,7 +13,7 @@ from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
 
 if TYPE_CHECKING:
-    from jaxgpt.bench.results import BenchResults, DecodeResults, Limits, StartSeconds, StepResults
+    from jaxgpt.bench.results import BenchResults, DecodeResults, PeakRates, StartSeconds, StepResults
 
 MENTIONED = 1.5  # minimum speedup of bfloat16 to mention in the text
 
@@ -101,7 +101,7 @@ def _step(step: StepResults) -> str:
     return f"{1e3 * step['seconds']:.1f} ms ({spread}), {step['tokens_per_second']:,.0f} tokens/s"
 
 
-def _peak(limits: Limits) -> str:
+def _peak(limits: PeakRates) -> str:
     """Describe the peak rates of the machine."""
     products = f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products"
     bfloat16_speedup = limits["bfloat16_flops_per_second"] / limits["flops_per_second"]

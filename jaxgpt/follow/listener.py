@@ -39,13 +39,13 @@ class Follow(Listener):
             tracker_of(name)
         self.names = list(dict.fromkeys(names))
         self._note = note
-        self._followers: list[_Follower] = []
+        self._followers: list[_FollowProcess] = []
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         if not is_leader():
             return
         for name in self.names:
-            follower = _Follower(name, run.path)
+            follower = _FollowProcess(name, run.path)
             try:
                 follower.start()
             except OSError as e:
@@ -71,7 +71,7 @@ class Follow(Listener):
             self._note(f"the follower of {follower.name} failed, see {follower.log}; {follower.advice()}")
 
 
-class _Follower:
+class _FollowProcess:
     """A process that sends the metrics of a run to a tracker.
 
     Args:
