@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.cuts import pattern_after_digits
 from jaxgpt.data.dropped import no_skips
 from jaxgpt.data.index import KIND, SPLITS, Index, read_index, write_index
+from jaxgpt.data.older_outputs import check_older_files, has_unknown_content, with_newer_entries, with_newer_settings
 from jaxgpt.data.shards import TOKENIZER_FILE, token_dtype
 from jaxgpt.data.sources import Source
 from jaxgpt.data.tokenizer import Tokenizer
@@ -82,7 +81,7 @@ def set_tokenizer(out: Path, index: Index, tokenizer: Tokenizer, name: str, bos_
     write_index(out, index)
 
 
-def begin(
+def open_index(
     out: Path,
     params: PrepareParams,
     sources: Sequence[Source],
@@ -90,29 +89,30 @@ def begin(
     bos_ids: list[int],
     note: Callable[[str], None],
 ) -> Index:
-    """Read the index, or create it and delete .bin files. Parameters may change until the first piece is written.
+    """Read the index of a directory to continue it, or begin anew: write an index, and delete .bin files.
 
-    The index records the ids of the parameter `bos`. An index of jaxgpt 0.1.0 lacks them: its documents have no such ids.
+    Parameters may change until the first piece is written. The index records the ids of the parameter `bos`.
+
+    Raises:
+        UserError: if a continued command has other settings or sources than the index.
     """
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source.entry() for source in sources]
     settings["tokenizer_sha256"] = tokenizer_sha256
     settings["bos_ids"] = bos_ids
 
-    # Continue, unless the parameters have changed before the first piece.
     index = read_index(out)
-    if index and (index["pieces"] or index["settings"] == settings):
-        _check_settings(out, index, settings)
-        _check_sources(out, index, settings["sources"], note)
-        _check_older(out, index, sources)
+    is_continued = index is not None and (index["pieces"] > 0 or index["settings"] == settings)
+    if index is None or not is_continued:
+        return _begin(out, settings)
+    _check_settings(out, index, settings)
+    _check_sources(out, index, settings["sources"], note)
+    check_older_files(out, index, sources)
+    return with_newer_entries(index, _new_index(settings))
 
-        # An older index lacks some entries.
-        new = _new_index(settings)
-        index["skipped"] = {**new["skipped"], **index["skipped"]}
-        index.setdefault("dropped", new["dropped"])
-        index.setdefault("markers", new["markers"])
-        return index
 
+def _begin(out: Path, settings: dict[str, Any]) -> Index:
+    """Write the index of a directory without documents, and delete .bin files."""
     for path in out.glob("*.bin"):
         path.unlink()
     index = _new_index(settings)
@@ -134,13 +134,10 @@ def _new_index(settings: dict[str, Any]) -> Index:
 
 
 def _check_settings(out: Path, index: Index, settings: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a continued command has other settings than the index.
-
-    An older index lacks newer settings, which then have their defaults.
-    """
-    defaults: dict[str, Any] = asdict(PrepareParams()) | {"bos_ids": []}
+    """Raise `UserError` if a continued command has other settings than the index."""
+    recorded = with_newer_settings(index["settings"])
     for key, value in settings.items():
-        was = index["settings"].get(key, defaults.get(key))
+        was = recorded.get(key)
         if key == "bos_ids" and was != value:
             raise UserError(
                 f"{out} was created with the ids {was} before each document, not {value}: use a different --bos, or a "
@@ -158,15 +155,16 @@ def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], no
     Modification times may differ if the content of the files is the same, as after a copy.
     """
     before = index["settings"]["sources"]
-    if [_listed(each) for each in before] != [_listed(each) for each in now]:
+    listed_before = [_listed(each) for each in before]
+    listed_now = [_listed(each) for each in now]
+    if listed_before != listed_now:
         raise UserError(
             f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same sources, or a different --out"
         )
     for was, source in zip(before, now, strict=True):
         if was["fingerprint"] == source["fingerprint"]:
             continue
-        # An index of jaxgpt 0.1.0 has no digest of the content; a complete output no longer depends on the sources.
-        is_unknown = "content" not in was and index["complete"]
+        is_unknown = has_unknown_content(index, was)
         if was.get("content") != source["content"] and not is_unknown:
             fix = "restore them (cp -p keeps the times), or use a different --out"
             raise UserError(
@@ -179,23 +177,6 @@ def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], no
 def _listed(source: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name of a source, its number of files and their size."""
     return source["name"], source["files"], source["size"]
-
-
-def _check_older(out: Path, index: Index, sources: Sequence[Source]) -> None:
-    """Raise `UserError` if an unfinished directory of 0.1.0 may have skipped a file that is now read."""
-    is_older = "separator" not in index["settings"]
-    if not is_older or index["complete"] or not index["skipped"]["documents"]:
-        return
-    for path in (path for source in sources for path in source.files):
-        if ".json" in path.suffixes or path.suffix == ".zst":
-            raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
-
-
-def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if an unfinished directory of 0.1.0 has written pieces that are now cut differently."""
-    is_older = "separator" not in index["settings"]
-    if is_older and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):
-        raise UserError(f"{out} was created by jaxgpt 0.1.0, which cut texts differently: choose a different --out")
 
 
 def _shown(value: Any) -> str:

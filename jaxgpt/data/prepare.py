@@ -23,7 +23,8 @@ from jaxgpt.data.document_piece import DocumentPiece, is_short
 from jaxgpt.data.documents import beginning, check_first, read_pieces, sample_text
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
-from jaxgpt.data.output import begin, check_older_cuts, new_output, set_tokenizer
+from jaxgpt.data.older_outputs import check_older_cuts
+from jaxgpt.data.output import new_output, open_index, set_tokenizer
 from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order
 from jaxgpt.data.repeated import repeated_text, structured_text
 from jaxgpt.data.shards import ShardWriter, check_files, saved_tokenizer, token_dtype
@@ -78,7 +79,7 @@ def prepare(
     _check_id_width(params, tokenizer.vocab_size if tokenizer else params.vocab_size)
 
     with new_output(out):
-        index = begin(out, params, sources, original_sha256, bos_ids, note)
+        index = open_index(out, params, sources, original_sha256, bos_ids, note)
         if index["complete"]:
             check_files(out, index, checksums=True)
             saved_tokenizer(out, index)

@@ -1,0 +1,55 @@
+"""Outputs of `jaxgpt data prepare` of jaxgpt 0.1.0: what their index lacks, and what cannot be continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.config import PrepareParams
+from jaxgpt.data.cuts import pattern_after_digits
+from jaxgpt.data.index import Index
+from jaxgpt.data.sources import Source
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
+
+
+def with_newer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an index; settings that an older index lacks have their defaults."""
+    return asdict(PrepareParams()) | {"bos_ids": []} | dict(settings)
+
+
+def with_newer_entries(index: Index, new: Index) -> Index:
+    """Add the entries that an older index lacks, in place, from a new index; return the index."""
+    index["skipped"] = {**new["skipped"], **index["skipped"]}
+    index.setdefault("dropped", new["dropped"])
+    index.setdefault("markers", new["markers"])
+    return index
+
+
+def has_unknown_content(index: Index, source: Mapping[str, Any]) -> bool:
+    """Return whether a source is recorded without a digest; a complete output does not depend on its sources anymore."""
+    return "content" not in source and index["complete"]
+
+
+def check_older_files(out: Path, index: Index, sources: Sequence[Source]) -> None:
+    """Raise `UserError` if an unfinished directory of 0.1.0 may have skipped a file that is now read."""
+    if not _is_older(index) or index["complete"] or not index["skipped"]["documents"]:
+        return
+    paths = [path for source in sources for path in source.files]
+    for path in paths:
+        if ".json" in path.suffixes or path.suffix == ".zst":
+            raise UserError(f"{out} was created by jaxgpt 0.1.0, which skipped {path}: choose a different --out")
+
+
+def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
+    if _is_older(index) and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):
+        raise UserError(f"{out} was created by jaxgpt 0.1.0, which cut texts differently: choose a different --out")
+
+
+def _is_older(index: Index) -> bool:
+    """Return whether an index was written by jaxgpt 0.1.0."""
+    return "separator" not in index["settings"]
