@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from jaxgpt.data.streams import open_streams
 from jaxgpt.errors import UserError
 
 PACKED = (".gz", ".xz", ".bz2", ".zst")
@@ -76,11 +77,11 @@ def unpacked(file: BinaryIO, suffix: str, where: str) -> Any:
         case ".gz":
             return gzip.open(file)
         case ".xz":
-            return lzma.open(file)
+            return open_streams(file, lzma.LZMADecompressor)
         case ".bz2":
-            return bz2.open(file)
+            return open_streams(file, bz2.BZ2Decompressor)
         case ".zst":
-            return _zstd(where).open(file)
+            return open_streams(file, _zstd(where).ZstdDecompressor)
     return file
 
 

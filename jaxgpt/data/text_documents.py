@@ -104,13 +104,22 @@ def _portions(text: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]
 
         buffer = documents[-1]
         if separator and is_begin:
-            buffer = buffer.lstrip("\r\n")
+            buffer = _without_first_breaks(buffer, separator)
         while _has_block(buffer, separator):
             yield buffer[:BLOCK], False
             buffer = buffer[BLOCK:]
             is_begin = False
         block = text.read(BLOCK)
+    if separator and is_begin:
+        buffer = buffer.lstrip("\r\n")
     yield from _ended(buffer.rstrip("\r\n") if separator else buffer)
+
+
+def _without_first_breaks(buffer: str, separator: str) -> str:
+    """Return a buffer without the line breaks at its beginning, except those that may begin a separator at its end."""
+    text = buffer.lstrip("\r\n")
+    kept = max(len(text), len(separator) - 1)
+    return buffer[max(len(buffer) - kept, 0) :]
 
 
 def _has_block(buffer: str, separator: str) -> bool:

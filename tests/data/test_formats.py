@@ -24,6 +24,7 @@ from jaxgpt.data.documents import read_pieces
 from jaxgpt.data.formats import array_items, json_layout
 from jaxgpt.data.records import read_records
 from jaxgpt.data.sources import find_source
+from jaxgpt.data.streams import open_streams
 from jaxgpt.errors import UserError
 
 RECORDS = [{"text": f'document {i}: "{{[é,\\"东'} for i in range(30)]
@@ -69,6 +70,41 @@ def test_compressed_documents(name: str, data: bytes, compress: Callable[[bytes]
 def test_a_compressed_text_with_any_name(compress: Callable[[bytes], bytes]) -> None:
     Path("a.txt").write_bytes(compress("one\n東京\n".encode()) + compress(b"two"))
     assert texts("a.txt") == ["one\n東京\ntwo"]
+
+
+STREAMS = {
+    "streams": lambda one: one(b"a\n") + one(b"") + one(b"b\n") + one(b"c\n"),
+    "padding between streams": lambda one: one(b"a\nb\n") + b"\0" * 4 + one(b"c\n"),
+    "padding at the end": lambda one: one(b"a\nb\nc\n") + b"\0" * 512,
+}
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress, zstd])
+@pytest.mark.parametrize("case", STREAMS)
+def test_streams_of_a_compressed_file(case: str, compress: Callable[[bytes], bytes]) -> None:
+    suffix = {gzip.compress: "gz", lzma.compress: "xz", bz2.compress: "bz2", zstd: "zst"}[compress]
+    Path(f"a.txt.{suffix}").write_bytes(STREAMS[case](compress))
+    assert texts(f"a.txt.{suffix}") == ["a\nb\nc\n"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress, zstd])
+def test_a_damaged_later_stream_is_an_error(compress: Callable[[bytes], bytes]) -> None:
+    """The readers of Python end silently where the header of a stream is damaged."""
+    suffix = {gzip.compress: "gz", lzma.compress: "xz", bz2.compress: "bz2", zstd: "zst"}[compress]
+    for end in (b"X" + compress(b"b\n")[1:], compress(b"b\n")[:-3], b"X"):
+        Path(f"a.txt.{suffix}").write_bytes(compress(b"a\n") + end)
+        with pytest.raises(UserError, match=rf"cannot read a.txt.{suffix}: "):
+            texts(f"a.txt.{suffix}")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.binary(max_size=300), max_size=4), st.lists(st.integers(0, 900), max_size=6), st.integers(1, 64))
+def test_seeking_in_streams(parts: list[bytes], places: list[int], size: int) -> None:
+    data = b"".join(parts)
+    with open_streams(io.BytesIO(b"".join(map(lzma.compress, parts))), lzma.LZMADecompressor) as file:
+        for place in places:
+            assert file.seek(place) == min(place, len(data))
+            assert file.read(size) == data[place : place + size]
 
 
 @pytest.mark.parametrize(

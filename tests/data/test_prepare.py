@@ -515,17 +515,20 @@ def test_an_unfinished_directory_with_other_pieces_is_not_continued(
             run(params, names=["a.txt"])
 
 
+@pytest.mark.parametrize("separator", ["---", "\n---\n", "\n\n"])
 @pytest.mark.parametrize("block", [3, 5, 8])
-def test_line_breaks_around_separators_belong_to_no_document(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_breaks_around_separators_belong_to_no_document(
+    block: int, separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The blocks in which a file is read may end anywhere."""
     monkeypatch.setattr(module, "BLOCK", block)
     random.seed(block)
     for _ in range(100):
         parts = random.choices(["a", "b", " ", "\n", "\r\n", "\n\n", "--", "---", "é"], k=30)
         text = "".join(parts)
-        expected = [document.strip("\r\n") for document in text.split("---")]
+        expected = [document.strip("\r\n") for document in text.split(separator)]
         found = [""]
-        for portion, is_end in module._portions(io.StringIO(text, newline=""), "---"):
+        for portion, is_end in module._portions(io.StringIO(text, newline=""), separator):
             found[-1] += portion
             if is_end:
                 found.append("")
