@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 # Words of an option (regular expressions), and the setting with the same meaning. The first match applies.
 OTHER_NAMES = (
@@ -65,13 +66,16 @@ OF_SAMPLING = "temperature|top-p|min-p|repetition-penalty"
 ABSENT_IN_SECTION = (("post", OF_SAMPLING, TEMPERATURE_ONE), ("train", OF_SAMPLING, TEMPERATURE_ONE))
 
 
-def other_program(option: str) -> str:
+def other_program(option: str, known: Collection[str] = ()) -> str:
     """Return a hint for an option of another program, such as " (here: --train.remat)", or "" if it is not known.
 
     Args:
-        option: an option that no command has, such as `--train.gradient-checkpointing`.
+        option: an option that the command does not have, such as `--train.gradient-checkpointing`.
+        known: options of the command.
     """
     section, _, last = option.lstrip("-").rpartition(".")
+    if not section and "--post.objective" in known:  # for example, `jaxgpt train --temperature 0`
+        section = "post"
     for words, setting in OTHER_NAMES:
         if _has(last, words):
             return f" (here: {setting})"

@@ -85,7 +85,7 @@ def _unknown_option(error: UnknownOptionError) -> str:
     if option in DEVICE_OPTIONS:
         return f"Unknown option: {option} ({DEVICE_HINT})."
     known = [name for argument in error.argument_collection for name in argument.names]
-    hint = other_program(option) or similar_setting(option, known)
+    hint = other_program(option, known) or similar_setting(option, known)
     return f"Unknown option: {option}{hint}."
 
 

@@ -36,6 +36,9 @@ train --train.quantization int8 -> no training in int8 or fp8
 train --mesh.sequence 2 -> Unknown option: --mesh.sequence (here: --mesh.context)
 train --gradient-accumulation-steps 4 -> Unknown option: --gradient-accumulation-steps (here: --train.accumulation)
 train --bf16 -> Unknown option: --bf16 (here: --train.compute-dtype bfloat16). See jaxgpt train --help.
+train --temperature 0 -> Unknown option: --temperature (no temperature or filters of rollouts: training draws answers at temp
+plan --top-p 0.9 -> Unknown option: --top-p (no temperature or filters of rollouts: training draws answers at temperature 1
+import x --temperature 0 -> Unknown option: --temperature. See jaxgpt import --help.
 sample x --draft-model y -> no draft model: --lookup N
 train a b -> Unexpected argument: 'b'; an option takes one value, in quotes if it contains spaces. See jaxgpt train --help.
 eval run --data.path a 'b c' d -> Unexpected argument: 'b c', 'd'; an option takes one value
