@@ -1,6 +1,6 @@
 """One of several processes that generate texts together: python texts_in_processes.py PORT INDEX COUNT DEVICES MESH.
 
-DEVICES is the number of devices of each process, MESH the sizes of the mesh as JSON. Process 0 prints the results as JSON.
+DEVICES is the number of devices of each process, MESH the sizes of the mesh as JSON. Each process prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ def texts(mesh: dict[str, int], dtype: str = "float32") -> dict[str, Any]:
 def main() -> None:
     import jax
 
-    _, _, index, _, devices, mesh = sys.argv
+    _, _, _, _, devices, mesh = sys.argv
     jax.config.update("jax_num_cpu_devices", int(devices))
-    found = texts(json.loads(mesh))
-    if index == "0":
-        print(json.dumps(found))
+    print(json.dumps(texts(json.loads(mesh))))
 
 
 if __name__ == "__main__":
