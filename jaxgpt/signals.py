@@ -105,6 +105,11 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
             signal.signal(number, handler)
 
 
+def is_stop_requested() -> bool:
+    """Return whether a signal has requested a stop in the innermost `stop_on_signal`."""
+    return _stop is not None and _stop.requested
+
+
 class TimeLimitReached(BaseException):
     """The end of a `time_limit`; not an Exception, so that the code in the block does not handle it."""
 

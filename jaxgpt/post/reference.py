@@ -13,9 +13,11 @@ import numpy as np
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data, Split, Windows
+from jaxgpt.parallel.processes import Poll
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.preference import pair_log_p
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.signals import is_stop_requested
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.evaluators import Watch
@@ -78,7 +80,10 @@ class PairFeed(DataFeed):
 
     Attributes:
         pairs: pairs of the rows; None: log probabilities are not yet computed.
+        interrupted: whether a signal has stopped their computation.
     """
+
+    interrupted = False
 
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         super().__init__(program, data, last)
@@ -99,14 +104,15 @@ class ReferenceOnce:
     probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With adapters,
     the reference is their base, which training keeps.
 
-    Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run has the same bits.
+    Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run has the same bits. After a
+    signal, the run stops at the next microbatch, and a resumed run computes all of them.
 
     Args:
         build: function from a config to a program, `post.start.build_program`.
         progress: called with the number of computed pairs and the total.
 
     Attributes:
-        val: held-out pairs, after the call.
+        val: held-out pairs, after a call without an interruption.
     """
 
     of_settings = True
@@ -148,14 +154,18 @@ class ReferenceOnce:
         val = microbatches_of(np.asarray(data.val.eval_starts(T, max(config.data.stride, T))), rows)
 
         log_p = partial(reference_log_p, program.model.apply, config.train.loss_chunk)
+        poll = Poll(program.mesh, lag=0)
         total = sum(map(len, [*train, *val]))
         done = 0
 
-        def referenced(pairs: Split, parts: Sequence[np.ndarray]) -> ReferencedPairs:
-            """Compute the log probabilities of these starts of rows."""
+        def referenced(pairs: Split, parts: Sequence[np.ndarray]) -> ReferencedPairs | None:
+            """Compute the log probabilities of these starts of rows; return None if a signal requests a stop."""
             nonlocal done
             found = [np.zeros((0, 2), np.float32)]
             for starts in parts:
+                feed.interrupted = feed.interrupted or bool(poll.ask(is_stop_requested()))
+                if feed.interrupted:
+                    return None
                 self._progress(done, total)
                 full = starts[np.minimum(np.arange(rows), len(starts) - 1)]  # one shape: the last pair is repeated
                 log_p_B2 = program.call(log_p, self._reference, Windows(pairs, full, T))
@@ -181,7 +191,8 @@ class ReferencedLoss:
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
         """Compute the loss."""
         pairs = self.once.val
-        assert pairs is not None
+        if pairs is None:  # interrupted
+            return None
         result = evaluate(program, params, pairs, watch)
         if result is None or result.rows is None:
             return result

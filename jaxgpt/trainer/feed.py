@@ -28,6 +28,9 @@ class Feed(Protocol):
         reads_state: whether `at` reads the state, as for rollouts. If so, batches are not prefetched, and every call takes
             exactly `train.steps_per_call` steps, because all its batches may depend on the state before the call.
         spec: shapes and dtypes of the rows of a batch, from `row_spec`.
+
+    If a signal interrupts the work of a feed before the first step, its attribute `interrupted` is true in all processes; the
+    run then stops before it takes a step.
     """
 
     reads_state: bool

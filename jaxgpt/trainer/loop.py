@@ -100,7 +100,10 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         # State, while the step is compiled. The settings of the run are replaced only after they could be compiled and saved.
         listeners = Listeners(monitor, listener)
         listeners.started(program, data, run, first_step)
+        monitor.stage("preparing batches")
         feed = start.feed(program, data, resumed_from)
+        if getattr(feed, "interrupted", False):  # by a signal
+            until = first_step
         with compiling(program, feed, listeners) as compiled:
             state = starting_state(program, run, resumed_from, weights)
         if start.resumed is not None:

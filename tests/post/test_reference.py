@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from helpers import flags, jaxgpt
 from test_lm import tiny
 
 from jaxgpt import load, save
+from jaxgpt.cli.train import REFERENCE_STAGE
 from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, PostConfig, TrainConfig
 from jaxgpt.data import Batches, Windows, open_data
 from jaxgpt.data.tokenizer import CharTokenizer
@@ -24,6 +27,8 @@ from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedPairs, ReferenceOnce, first_uses, is_once, reference_log_p
 from jaxgpt.post.start import build_program
+from jaxgpt.signals import UNFINISHED
+from jaxgpt.trainer.events import StageProgress
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"
@@ -216,6 +221,28 @@ def test_a_resumed_run_has_the_same_bits(lora: list[str]) -> None:
     train("straight", *once)
     train("cut", *once, "--train.steps", "4")
     assert jaxgpt("train", "--resume", "--out", "cut", "--train.steps", str(STEPS)).code == 0
+    assert bits("cut") == bits("straight")
+    assert metrics("cut")[-1] == metrics("straight")[-1]
+
+
+@pytest.mark.ci
+def test_a_signal_stops_the_computation_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run computes no further microbatch, and takes no step; when it is resumed, it computes all of them."""
+    train("straight")
+    computed = []
+
+    def stop(progress: StageProgress, done: int, total: int, detail: str = "") -> None:
+        if progress.name == REFERENCE_STAGE:
+            computed.append(done)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageProgress, "__call__", stop)
+        result = jaxgpt("train", "finetune", "--init-from", "base", "--out", "cut", *PATH, *SETTINGS)
+    assert result.code == UNFINISHED
+    assert "stopped and saved at step 0; resume with: jaxgpt train --resume --out cut" in result.err
+    assert computed == [0]
+    assert jaxgpt("train", "--resume", "--out", "cut").code == 0
     assert bits("cut") == bits("straight")
     assert metrics("cut")[-1] == metrics("straight")[-1]
 
