@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.files import write_atomically
-from jaxgpt.plan.hlo import scopes_of
+from jaxgpt.plan.source_paths import scopes_of
 
 # Numbers of protobuf fields.
 PLANES = 1  # field of XSpace

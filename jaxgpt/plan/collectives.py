@@ -9,15 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxgpt.plan.hlo import (
-    Computation,
-    Instruction,
-    array_bytes,
-    count_executions,
-    read_computations,
-    root_of,
-    site_of,
-)
+from jaxgpt.plan.executions import count_executions
+from jaxgpt.plan.hlo import Computation, Instruction, array_bytes, read_computations, root_of
+from jaxgpt.plan.source_paths import site_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")

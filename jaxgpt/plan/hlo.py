@@ -1,22 +1,22 @@
-"""HLO text of a compiled program: instructions, computations, number of executions, and places in the source."""
+"""HLO text of a compiled program: its computations and their instructions."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
 WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes per element of booleans and complex numbers
-# Parts of a path that JAX adds for loops, calls, rematerialization and shards.
-CONTROL = ("while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "shard_map")
 
+# XLA writes names with or without "%".
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(
     r"\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)"
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+# The name of an operand is the last word before a comma or the end: `f32[8]{0} %x, /*index=1*/y)`.
+_OPERAND = re.compile(r"(?P<before>^|[\s/])%?(?P<name>[\w.-]+)(?=,|\)?$)")
 
 
 class Instruction(NamedTuple):
@@ -30,8 +30,11 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
+        """Names of the instructions that are the operands; none of a constant or parameter, whose text is a value."""
+        if self.opcode in ("constant", "parameter"):
+            return []
         operands, _, _ = self.rest.partition("), ")
-        return re.findall(r"%([\w.-]+)", operands)
+        return [match["name"] for match in _OPERAND.finditer(operands)]
 
     @property
     def called(self) -> list[str]:
@@ -43,6 +46,15 @@ class Instruction(NamedTuple):
     def path(self) -> str:
         """Source path, such as `jit(train)/jvp(GPT)/.../h_0/attn/attn._project/q_proj/dot_general`, or ""."""
         return self.find(r'op_name="([^"]*)"')
+
+    def with_names(self, names: Mapping[str, str]) -> Instruction:
+        """Return a copy with other names of operands; `names` maps old names to new names."""
+
+        def renamed(match: re.Match[str]) -> str:
+            return match["before"] + names.get(match["name"], match["name"])
+
+        operands, end, attributes = self.rest.partition("), ")
+        return self._replace(rest=_OPERAND.sub(renamed, operands) + end + attributes)
 
     def find(self, pattern: str) -> str:
         """Return the first group of a pattern's match in the operands and attributes, or ""."""
@@ -78,23 +90,9 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
     return computations, entry
 
 
-def count_executions(computations: dict[str, Computation], entry: str) -> dict[str, int]:
-    """Count the executions of each computation: its callers' executions, times the trip count of a loop.
-
-    A loop with an unknown trip count counts as one iteration, and every branch of a conditional counts as executed.
-    """
-    executions = defaultdict[str, int](int)
-    pending = [(entry, 1)]
-    while pending:
-        name, n = pending.pop()
-        executions[name] += n
-        for instruction in computations.get(name, {}).values():
-            # An asynchronous call may name its computation again where it ends.
-            if instruction.opcode.endswith(("-update", "-done")):
-                continue
-            trips = _trip_count(instruction, computations) if instruction.opcode == "while" else 1
-            pending += [(other, n * trips) for other in instruction.called]
-    return executions
+def root_of(computation: Computation) -> Instruction | None:
+    """Return the instruction that returns the result of a computation, or None."""
+    return next((each for each in computation.values() if each.root), None)
 
 
 def array_bytes(shape: str) -> list[float]:
@@ -106,112 +104,3 @@ def array_bytes(shape: str) -> list[float]:
         elements = math.prod(int(d) for d in dims.split(",") if d)
         sizes.append(width * elements)
     return sizes
-
-
-def scopes_of(path: str) -> list[str]:
-    """Return the modules and methods in a source path, from the outermost, without the transformations of JAX.
-
-    The compiler joins the paths of merged instructions: `a/b/mul;a/c/add` and, with a common beginning, `a/(b/mul:c/add)`.
-    The result is the scopes of the first path, or of the common beginning: `["a", "b"]` and `["a"]`.
-    """
-    first, _, _ = path.partition(";")
-    common, joined, _ = first.partition("/(")
-    scopes = common.split("/")
-    if not joined:
-        scopes.pop()  # the operation
-    return [scope for scope in scopes if re.fullmatch(r"[\w.]+", scope) and scope not in CONTROL]
-
-
-def site_of(path: str) -> str:
-    """Shorten a source path to the modules of a layer, without the number of the block: `h/attn/q_proj, backward`."""
-    names = scopes_of(path)
-    layer = next((i for i, name in enumerate(names) if re.fullmatch(r"h(_\d+)?", name)), None)
-    if layer is not None:
-        inner = [name for name in names[layer + 1 :] if "." not in name]
-        names = ["/".join(["h", *inner])]
-    if not names:
-        return ""
-    return f"{names[-1]}, backward" if "transpose(" in path else names[-1]
-
-
-def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
-    """Return the trip count of a loop; 1 if unknown.
-
-    The count is the compiler's annotation, or derived from `i < end` and `i + step`, assuming that i starts at 0.
-    """
-    known = loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)')
-    if known:
-        return int(known)
-
-    condition = _inlined(computations.get(loop.find(r"condition=%?([\w.-]+)"), {}), computations)
-    body = _inlined(computations.get(loop.find(r"body=%?([\w.-]+)"), {}), computations)
-    less = root_of(condition)
-    results = root_of(body)
-    if less is None or results is None or "direction=LT" not in less.rest:
-        return 1
-
-    # The counter is one element of the tuple that the body returns; the body must add a constant to it.
-    counter, end = less.operands
-    index = condition[counter].find(r"index=(\d+)") if counter in condition else ""
-    if not index or results.opcode != "tuple":
-        return 1
-    added = body.get(results.operands[int(index)])
-    if added is None or added.opcode != "add":
-        return 1
-    step = _constant(body, added.operands[1])
-    if not step:
-        return 1
-    return max(math.ceil(_constant(condition, end) / step), 1)
-
-
-def _inlined(computation: Computation, computations: dict[str, Computation]) -> Computation:
-    """Return a computation with the instructions of its scalar fusions in the place of the fusions.
-
-    An instruction of a fusion is named `FUSION.INSTRUCTION`; the fusion's result keeps its name.
-    """
-    result: Computation = {}
-    for outer in computation.values():
-        is_scalar = re.match(r"\w+\[\]", outer.shape) is not None
-        if outer.opcode != "fusion" or not is_scalar:
-            result[outer.name] = outer
-            continue
-        fused = computations.get(outer.called[0], {})
-        names = _names_outside(fused, outer)
-        for inner in fused.values():
-            if inner.opcode != "parameter":
-                name = names[inner.name]
-                rest = _renamed(inner.rest, names)
-                result[name] = inner._replace(name=name, rest=rest, root=inner.root and outer.root)
-    return result
-
-
-def _names_outside(fused: Computation, outer: Instruction) -> dict[str, str]:
-    """Return the name that each instruction of a fusion has in `_inlined`; a parameter has the name of the operand."""
-    names = {}
-    for inner in fused.values():
-        if inner.opcode == "parameter":
-            number, _, _ = inner.rest.partition(")")
-            names[inner.name] = outer.operands[int(number)]
-        elif inner.root:
-            names[inner.name] = outer.name
-        else:
-            names[inner.name] = f"{outer.name}.{inner.name}"
-    return names
-
-
-def _renamed(rest: str, names: Mapping[str, str]) -> str:
-    """Replace the names of instructions in the operands of an instruction."""
-    return re.sub(r"%([\w.-]+)", lambda found: "%" + names.get(found[1], found[1]), rest)
-
-
-def root_of(computation: Computation) -> Instruction | None:
-    """Return the instruction that returns the result of a computation, or None."""
-    return next((each for each in computation.values() if each.root), None)
-
-
-def _constant(body: Computation, name: str) -> int:
-    """Return the value of an integer constant, or 0 for other instructions."""
-    if name not in body or body[name].opcode != "constant":
-        return 0
-    value = re.match(r"-?\d+(?=\))", body[name].rest)
-    return int(value[0]) if value else 0
