@@ -30,7 +30,7 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        """Names of the instructions that are the operands; none of a constant or parameter, whose text is a value."""
+        """Names of the operands. A constant or parameter has no operands: its text is a value."""
         if self.opcode in ("constant", "parameter"):
             return []
         operands, _, _ = self.rest.partition("), ")

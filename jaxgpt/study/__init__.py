@@ -3,7 +3,8 @@
 from jaxgpt.study.heads import Heads, entropy, heads, induction_score, previous_score, repeated_tokens
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, patch
 from jaxgpt.study.lens import Attribution, Lens, attribution, lens
-from jaxgpt.study.run import Captured, ForwardPass, Generated, capture, generate, names, run
+from jaxgpt.study.observer import ForwardPass
+from jaxgpt.study.run import Captured, Generated, capture, generate, names, run
 
 __all__ = [
     "Ablation",

@@ -50,19 +50,19 @@ def save(figure: Figure, path: Path) -> None:
     write_atomically(path, picture.getvalue())
 
 
-def drawable(text: str) -> str:
-    """Make characters visible as in `visible`, and replace characters without a glyph with boxes."""
+def drawable(text: str, space: str = " ") -> str:
+    """Make characters visible, as in `visible`, and replace characters without a glyph with boxes."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
     file = f"{FONT.replace(' ', '')}.ttf"
     font = get_font(str(Path(get_data_path(), "fonts", "ttf", file)))
-    return "".join(c if font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in visible(text))
+    return "".join(c if font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in visible(text, space))
 
 
 def token_label(token: str) -> str:
     """Return a short label for a token."""
-    return shortened(drawable(visible(token, DOT)), TOKEN_CHARACTERS)
+    return shortened(drawable(token, DOT), TOKEN_CHARACTERS)
 
 
 def shortened(text: str, characters: int) -> str:

@@ -12,7 +12,9 @@ from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import as_keys
 from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
-from jaxgpt.study.run import forward, layer_names, on_tokens
+from jaxgpt.study.activation_names import layer_names
+from jaxgpt.study.observer import forward
+from jaxgpt.study.token_ids import on_tokens
 
 
 class Heads(NamedTuple):

@@ -19,10 +19,12 @@ from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.model import GPT
 from jaxgpt.model.params import count_parameters
+from jaxgpt.study.activation_names import layer_names, stream_names
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
 from jaxgpt.study.lens import read_layers
-from jaxgpt.study.run import forward, layer_names, on_tokens, stream_names
+from jaxgpt.study.observer import forward
+from jaxgpt.study.token_ids import on_tokens
 from jaxgpt.train.loss import log_likelihood
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text

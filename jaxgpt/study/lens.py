@@ -16,7 +16,9 @@ from jaxgpt.lm import LM
 from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
-from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
+from jaxgpt.study.activation_names import layer_names, stream_names
+from jaxgpt.study.observer import forward
+from jaxgpt.study.token_ids import as_tokens, on_tokens
 
 
 class Lens(NamedTuple):

@@ -1,0 +1,104 @@
+"""The observer of a forward pass: it applies edits of activations by name, and collects taps.
+
+The model passes each named activation to `ops.edit` and uses the array that it returns. Here, `ops.edit` is an `Observer`.
+Without edits and taps, `ops.edit` is None, and the compiled program equals the program of `GPT.apply`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.checkpoint.match import check_names
+from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.lm import LM
+from jaxgpt.lm.weights import dequantize
+from jaxgpt.model import GPT
+from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.ops import Ops
+
+Taps = tuple[str, ...]
+ActivationEdit = Callable[[jax.Array], Any]
+Edits = tuple[tuple[str, ActivationEdit], ...]
+
+
+class ForwardPass(NamedTuple):
+    """The result of a forward pass.
+
+    Attributes:
+        logits: `[B, T, V]`, float32.
+        taps: dict of the requested activations, keyed by name, after edits, in order of computation.
+    """
+
+    logits: jax.Array
+    taps: dict[str, jax.Array]
+
+
+def observed(lm: LM) -> GPT:
+    """Return the module of a model with the reference operations, which have all activations."""
+    return lm.model(lm.config.model, Ops(jnp.dtype(lm.config.train.compute_dtype)))
+
+
+def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
+    """Run the model with an observer: `run` without jit, the mesh and the checks of ids."""
+    if STACKED in params:
+        params = unstack_layers(params, model.config.n_layer)
+    params = dequantize(params)  # because int8 products round their inputs, and gradients would be wrong
+    check_names(params, model)
+
+    observer = Observer(edits, taps)
+    if edits or taps:
+        model = model.clone(ops=model.ops._replace(edit=observer))
+    logits_BTV: Any = model.apply({"params": params}, tokens_BT)
+    return ForwardPass(logits_BTV, observer.results())
+
+
+class Observer:
+    """An `ops.edit` that applies edits and collects taps during tracing; compared by edits and taps."""
+
+    def __init__(self, edits: Edits = (), taps: Taps = ()) -> None:
+        self.edits = edits
+        self.taps = taps
+        self._taken = OrderedDict[str, jax.Array]()  # jit keeps its order
+        self._seen: list[str] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Observer) and (self.edits, self.taps) == (other.edits, other.taps)
+
+    def __hash__(self) -> int:
+        return hash((self.edits, self.taps))
+
+    def __call__(self, path: str, x: jax.Array) -> jax.Array:
+        """Apply the matching edits to an activation, and record it if it is tapped."""
+        # Convert the path `h_3/attn/q` to the name `h.3.attn.q`, and `h_3/resid.pre` to `resid.pre.3`.
+        name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
+        name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
+        self._seen.append(name)
+        for wanted, edit in self.edits:
+            if not fnmatchcase(name, wanted):
+                continue
+            before = x
+            x = jnp.asarray(edit(x))
+            if (x.shape, x.dtype) != (before.shape, before.dtype):
+                raise UserError(
+                    f"the edit of {name} returned {x.dtype} {list(x.shape)} for {before.dtype} {list(before.shape)}: shape "
+                    f"and dtype must stay the same"
+                )
+        if any(fnmatchcase(name, wanted) for wanted in self.taps):
+            self._taken[name] = x
+        return x
+
+    def results(self) -> dict[str, jax.Array]:
+        """Return the taps; raise `UserError` if a name matches no activation."""
+        edited = [name for name, _ in self.edits]
+        for wanted in (*self.taps, *edited):
+            if not any(fnmatchcase(name, wanted) for name in self._seen):
+                near = did_you_mean(wanted, self._seen)
+                raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists all names")
+        return self._taken
