@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,29 @@ from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss,
 from jaxgpt.train.loss import Forward, Objective, RowSums, penalty_of, side_means, side_metrics
 
 
+class PairLogP(NamedTuple):
+    """Log probabilities of both answers of each pair.
+
+    Attributes:
+        log_p_B2: log p of the chosen and the rejected answer, summed over the tokens of the answer, float32.
+        tokens_B2: number of these tokens, float32; 0 for rows of padding.
+        sides: side outputs of the blocks, means over both answers, `[B]` or `[B, ...]`.
+    """
+
+    log_p_B2: jax.Array
+    tokens_B2: jax.Array
+    sides: Mapping[str, jax.Array]
+
+    @property
+    def length_B2(self) -> jax.Array:  # noqa: N802
+        """Number of tokens of each answer, at least 1."""
+        return jnp.maximum(self.tokens_B2, 1)
+
+
 def preference_objective(
     apply_fn: Callable[..., Any],
     settings: PostConfig,
     chunk: int = 0,
-    sft_tokens: float = 0.0,
     penalties: Mapping[str, float] | None = None,
 ) -> Objective:
     """Make the objective of preference pairs (`jaxgpt.data.preferences`).
@@ -35,54 +53,65 @@ def preference_objective(
         apply_fn: `model.apply`.
         settings: objective and its constants.
         chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
-        sft_tokens: divisor of the cross entropy with `settings.sft`, such as the mean length of the chosen answers; 0: the
-            length of each answer.
         penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean over both answers.
     """
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        has_log_p = isinstance(batch, Mapping)
-        windows_B2T3 = batch["windows"] if has_log_p else batch
-        with_sides = penalties is not None
-        log_p_B2, tokens_B2, sides = pair_log_p(apply_fn, params, windows_B2T3, key, chunk, with_sides)
-        length_B2 = jnp.maximum(tokens_B2, 1)
+        pairs = batch if isinstance(batch, Mapping) else {"windows": batch}
+        windows_B2T3 = pairs["windows"]
+        answers = pair_log_p(apply_fn, params, windows_B2T3, key, chunk, with_sides=penalties is not None)
 
-        # The score that the pairs compare.
+        reference_B2 = None
         if settings.has_reference:
-            if has_log_p:
-                reference_B2 = batch["reference_log_p"]
-            else:
-                reference_B2, _, _ = pair_log_p(apply_fn, frozen, windows_B2T3, chunk=chunk)
-            score_B2 = log_p_B2 - jax.lax.stop_gradient(reference_B2)
-        else:
-            score_B2 = log_p_B2 / length_B2
+            reference_B2 = pairs.get("reference_log_p")
+            if reference_B2 is None:
+                reference_B2 = pair_log_p(apply_fn, frozen, windows_B2T3, chunk=chunk).log_p_B2
+            reference_B2 = jax.lax.stop_gradient(reference_B2)
+        score_B2 = _scores(answers, reference_B2)
         reward_B2 = settings.beta * score_B2
         if settings.normalize or settings.objective == "ipo":
-            score_B2 = score_B2 / length_B2
+            score_B2 = score_B2 / answers.length_B2
 
         loss_B = pair_loss(score_B2, settings)
-        cross_entropy_B = -log_p_B2[:, 0] / (sft_tokens or length_B2[:, 0])
+        cross_entropy_B = -answers.log_p_B2[:, 0] / answers.length_B2[:, 0]
         if settings.objective == "orpo":
             loss_B = cross_entropy_B + loss_B
         elif settings.sft:
             loss_B = loss_B + settings.sft * cross_entropy_B
 
         # Rows without answers are padding.
-        is_pair_B = (tokens_B2 > 0).all(-1)
-        others = {
-            "reward_chosen": reward_B2[:, 0],
-            "reward_rejected": reward_B2[:, 1],
-            "margin": reward_B2[:, 0] - reward_B2[:, 1],
-            "accuracy": (reward_B2[:, 0] > reward_B2[:, 1]).astype(jnp.float32),
-            "log_p_chosen": log_p_B2[:, 0],
-            "log_p_rejected": log_p_B2[:, 1],
-        }
-        sums = {name: jnp.where(is_pair_B, value_B, 0.0) for name, value_B in others.items()}
-        loss_B = jnp.where(is_pair_B, loss_B, 0.0)
-        count_B = is_pair_B.astype(jnp.float32)
-        return RowSums(loss_B, count_B, sums | side_metrics(sides), penalty_of(sides, penalties or {}))
+        is_pair_B = (answers.tokens_B2 > 0).all(-1)
+        metrics = _metrics(reward_B2, answers.log_p_B2)
+        sums = {name: jnp.where(is_pair_B, value_B, 0.0) for name, value_B in metrics.items()}
+        return RowSums(
+            loss_B=jnp.where(is_pair_B, loss_B, 0.0),
+            count_B=is_pair_B.astype(jnp.float32),
+            others=sums | side_metrics(answers.sides),
+            penalty_B=penalty_of(answers.sides, penalties or {}),
+        )
 
     return objective
+
+
+def _scores(answers: PairLogP, reference_B2: jax.Array | None) -> jax.Array:
+    """Return the score of each answer, `[B, 2]`: its log ratio to the reference; without a reference, log p per token."""
+    if reference_B2 is None:
+        return answers.log_p_B2 / answers.length_B2
+    return answers.log_p_B2 - reference_B2
+
+
+def _metrics(reward_B2: jax.Array, log_p_B2: jax.Array) -> dict[str, jax.Array]:
+    """Return the metrics of each pair, `[B]`, see `preference_objective`."""
+    chosen_B = reward_B2[:, 0]
+    rejected_B = reward_B2[:, 1]
+    return {
+        "reward_chosen": chosen_B,
+        "reward_rejected": rejected_B,
+        "margin": chosen_B - rejected_B,
+        "accuracy": (chosen_B > rejected_B).astype(jnp.float32),
+        "log_p_chosen": log_p_B2[:, 0],
+        "log_p_rejected": log_p_B2[:, 1],
+    }
 
 
 def pair_log_p(
@@ -92,7 +121,7 @@ def pair_log_p(
     key: jax.Array | None = None,
     chunk: int = 0,
     with_sides: bool = False,
-) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+) -> PairLogP:
     """Compute the log probabilities of both answers of each pair.
 
     Args:
@@ -101,10 +130,6 @@ def pair_log_p(
         windows_B2T3: windows of the chosen and the rejected text.
         key: dropout key; None: no dropout.
         with_sides: whether to return the side outputs of the blocks.
-
-    Returns:
-        log p, summed over the tokens of an answer, and the number of these tokens, each float32 `[B, 2]`; and the side outputs
-        of each pair.
     """
     # Both answers of a pair are on the same device, so no rows move.
     B, _, T, _ = windows_B2T3.shape
@@ -113,7 +138,11 @@ def pair_log_p(
     losses_XT, targets_XT, sides = forward(weights, windows_XT3, key)
     tokens_XT = (targets_XT >= 0).astype(jnp.float32)
     means = {name: x_X.reshape(B, 2, *x_X.shape[1:]).mean(1) for name, x_X in side_means(sides, targets_XT).items()}
-    return -losses_XT.sum(-1).reshape(B, 2), tokens_XT.sum(-1).reshape(B, 2), means
+    return PairLogP(
+        log_p_B2=-losses_XT.sum(-1).reshape(B, 2),
+        tokens_B2=tokens_XT.sum(-1).reshape(B, 2),
+        sides=means,
+    )
 
 
 def pair_loss(score_B2: jax.Array, settings: PostConfig) -> jax.Array:

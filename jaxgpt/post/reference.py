@@ -202,8 +202,7 @@ class ReferencedLoss:
 
 def reference_log_p(apply_fn: Callable[..., Any], chunk: int, weights: Any, windows_B2T3: jax.Array) -> jax.Array:
     """Compute the log probabilities of both answers of each pair, float32 `[B, 2]`; arguments as for `pair_log_p`."""
-    log_p_B2, _, _ = pair_log_p(apply_fn, weights, windows_B2T3, chunk=chunk)
-    return log_p_B2
+    return pair_log_p(apply_fn, weights, windows_B2T3, chunk=chunk).log_p_B2
 
 
 def first_uses(batches: Batches, steps: range) -> np.ndarray:

@@ -251,6 +251,22 @@ def test_wrong_settings() -> None:
     assert not Path("new").exists()
 
 
+def test_sft_adds_the_cross_entropy_per_token_of_the_chosen_answer() -> None:
+    """The answers have 1 and 3 tokens, so a division by the mean length would differ."""
+    lm = tiny(CharTokenizer([*LETTERS]), block_size=8, n_embd=8, positions="rope")
+    rows_B2T3 = np.zeros((2, 2, 4, 3), np.int32)
+    rows_B2T3[..., 1] = -1
+    for row, length in enumerate((1, 3)):
+        rows_B2T3[row, :, :length, 1] = np.arange(length) + 1
+    model = GPT(lm.config.model)
+    plain = preference_objective(model.apply, PostConfig(objective="dpo"))(lm.params, rows_B2T3, None, lm.params)
+    tuned = preference_objective(model.apply, PostConfig(objective="dpo", sft=0.5))(
+        lm.params, rows_B2T3, None, lm.params
+    )
+    cross_entropy_B = -plain.others["log_p_chosen"] / np.array([1, 3])
+    np.testing.assert_allclose(tuned.loss_B - plain.loss_B, 0.5 * cross_entropy_B, rtol=1e-5)
+
+
 def test_chunks_keep_memory_flat_in_the_vocabulary() -> None:
     """With chunks of 4 of 64 positions, the logits of the two passes take less than an eighth of the memory."""
 

@@ -28,6 +28,7 @@ from jaxgpt.model import GPT
 from jaxgpt.post.policy import VARIANTS, advantages, policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.rollouts import reward_answers, rollout_batch, token_weights
+from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.step import gradient_sums, mean_gradients
 
 RECORDED = json.loads(Path(__file__).with_name("trl_values.json").read_text())
@@ -52,8 +53,9 @@ SETTINGS = {
     "robust": {"objective": "robust", "label_smoothing": 0.2},
     "ipo": {"objective": "ipo"},
     "normalized": {"normalize": True},
-    "sft": {"sft": 0.5},
+    "sft": {},
 }
+SFT = 0.5  # weight of the cross entropy of "sft"
 
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -129,6 +131,19 @@ def test_ids_and_targets() -> None:
         assert not any(mask[n:])
 
 
+def with_sft(objective: Objective, tokens: float) -> Objective:
+    """Add the cross entropy as TRL does, divided by the mean number of tokens of the chosen answers in the batch.
+
+    `post.sft` divides by the number of tokens of each answer instead, so that a loss does not depend on other rows.
+    """
+
+    def added(*args: Any) -> RowSums:
+        sums = objective(*args)
+        return sums._replace(loss_B=sums.loss_B - SFT * sums.others["log_p_chosen"] / tokens)
+
+    return added
+
+
 @pytest.mark.parametrize(
     ("name", "chunk", "accumulation"), [*((name, 0, 1) for name in SETTINGS), ("dpo", 7, 1), ("sft", 0, 4)]
 )
@@ -136,8 +151,10 @@ def test_preferences(name: str, chunk: int, accumulation: int) -> None:
     expected = RECORDED["pairs"]["losses"][name]
     settings = PostConfig(**{"objective": "dpo", "beta": expected["options"]["beta"]} | SETTINGS[name])
     data = pairs()
-    tokens = float(np.mean([pair.chosen.is_target.sum() for pair in data.pairs]))
-    objective = preference_objective(GPT(MODEL).apply, settings, chunk, sft_tokens=tokens)
+    objective = preference_objective(GPT(MODEL).apply, settings, chunk)
+    if name == "sft":
+        tokens = float(np.mean([pair.chosen.is_target.sum() for pair in data.pairs]))
+        objective = with_sft(objective, tokens)
     batch = data.windows(np.arange(len(data.pairs)), MODEL.block_size)
     metrics = {
         "reward_chosen": "rewards/chosen",
