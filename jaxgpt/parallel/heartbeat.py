@@ -14,12 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from jaxgpt.errors import FAILED
 from jaxgpt.signals import advice, exit_now
 
 BEATS = 6  # heartbeats in the time limit
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
 OPTION = "--distributed.heartbeat-seconds"
-VERDICT = "jaxgpt/verdict"
+EXCHANGE = 2.0  # maximum seconds that `stop` waits for an exchange in progress
+# Directories of keys: the verdict of process 0, and the status of each process.
+VERDICT = "jaxgpt/verdict/"
 BEAT = "jaxgpt/beat/"
 
 
@@ -48,6 +51,11 @@ class CoordinatorBoard:
     def get(self, prefix: str) -> dict[str, str]:
         """Return the values of the keys that begin with `prefix`, keyed by the remainder of the key."""
         return {key.rpartition("/")[2]: value for key, value in self.client.key_value_dir_get(prefix)}
+
+
+def not_training() -> str:
+    """Return the status of a process that is not judged."""
+    return ""
 
 
 class Heard(NamedTuple):
@@ -87,29 +95,44 @@ class Heartbeats:
         self.limit = limit
         self.clock = clock
         self.end = end
-        self.status: Callable[[], str] = str  # "": this process is not judged
+        self.status: Callable[[], str] = not_training
         self.heard = {process: Heard(-1, "", clock()) for process in range(count)}
         self._beat = 0
         self._answered = clock()  # last answer of process 0
         self._judged = clock()  # last call of `judge`
         self._ended = threading.Event()
+        self._exchanging = threading.Thread(target=self._repeat, args=(self.exchange,), daemon=True)
+        self._judging = threading.Thread(target=self._repeat, args=(self.judge,), daemon=True)
 
     def start(self) -> None:
         """Exchange and judge heartbeats in two threads, because an exchange blocks if process 0 is lost."""
-        for act in (self.exchange, self.judge):
-            threading.Thread(target=self._repeat, args=(act,), daemon=True).start()
+        self._exchanging.start()
+        self._judging.start()
 
     def stop(self) -> None:
         """End the exchange of heartbeats, so that processes may exit in any order; process 0 no longer judges this process."""
         self._ended.set()
-        self.status = str
+        self.status = not_training
+        if self._exchanging.is_alive():
+            # An exchange in progress may be about to publish the previous status, which must not be the last.
+            self._exchanging.join(EXCHANGE)
         with suppress(Exception):  # a broken connection
-            self.exchange()
+            self._publish()
 
     def exchange(self) -> None:
-        """Publish the status of this process, and read the statuses of all processes."""
+        """Publish the status of this process, read all statuses, and end this process if process 0 has reported a silence."""
+        self._publish()
+        self._read()
+        for verdict in self.board.get(VERDICT).values():
+            self._end(verdict)
+
+    def _publish(self) -> None:
+        """Publish the status of this process, with a number that shows that it is new."""
         self._beat += 1
         self.board.put(f"{BEAT}{self.index}", f"{self._beat} {self.status()}")
+
+    def _read(self) -> None:
+        """Read the statuses of all processes."""
         now = self.clock()
         for name, value in self.board.get(BEAT).items():
             beat, _, status = value.partition(" ")
@@ -117,9 +140,6 @@ class Heartbeats:
             if int(beat) != heard.beat:
                 self.heard[int(name)] = Heard(int(beat), status, now)
         self._answered = now
-
-        for verdict in self.board.get(VERDICT).values():
-            self._end(verdict)
 
     def judge(self) -> None:
         """End this process if it was paused, if process 0 does not answer, or, in process 0, if a process is silent."""
@@ -140,7 +160,7 @@ class Heartbeats:
         verdict = f"{verb} {names} sent no heartbeat for {self.limit:g} s ({OPTION}): paused, unreachable or overloaded"
         if self.index == 0:
             with suppress(Exception):
-                self.board.put(f"{VERDICT}/{self.index}", verdict)
+                self.board.put(f"{VERDICT}{self.index}", verdict)
         self._end(verdict)
 
     def _silent(self, now: float) -> list[int]:
@@ -151,18 +171,21 @@ class Heartbeats:
         return [0] if now - self._answered > self.limit else []
 
     def _end(self, verdict: str) -> None:
+        """End the process with a line and advice; only the first call, and none after `stop`, has an effect."""
         if self._ended.is_set():
             return
         self._ended.set()
         text = advice()
-        self.end(f"{verdict}: {text}" if text else verdict, 1)
+        self.end(f"{verdict}: {text}" if text else verdict, FAILED)
 
     def _repeat(self, act: Callable[[], None]) -> None:
+        """Call a function `BEATS` times in the time limit, until `stop`."""
         while not self._ended.wait(self.limit / BEATS):
             with suppress(Exception):  # a broken connection counts as silence
                 act()
 
 
+# The monitor of a run publishes its status without a reference to the processes, which the command joins before the run.
 _heartbeats: Heartbeats | None = None  # heartbeats of this process; None: a run with a single process
 
 

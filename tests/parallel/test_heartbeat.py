@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from jaxgpt import signals
-from jaxgpt.parallel.heartbeat import Heartbeats
+from jaxgpt.parallel.heartbeat import BEAT, Heartbeats, not_training
 
 
 class Clock:
@@ -97,7 +98,7 @@ def test_a_process_that_does_not_train_is_not_judged(end: str) -> None:
     if end == "stop":
         room.beats[1].stop()
     else:
-        room.beats[1].status = str
+        room.beats[1].status = not_training
         room.pass_time(1)
     room.pass_time(100, silent=(1,))
     assert room.lines == {}
@@ -109,6 +110,37 @@ def test_nothing_ends_after_stop() -> None:
     room.beats[0].stop()
     room.pass_time(100, silent=(1,))
     assert room.lines == {}
+
+
+class SlowBoard(dict[str, str]):
+    """A store whose first write takes until `release` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_writing = threading.Event()
+        self.release = threading.Event()
+
+    def put(self, key: str, value: str) -> None:
+        if not self.is_writing.is_set():
+            self.is_writing.set()
+            self.release.wait(10)
+        self[key] = value
+
+    def get(self, prefix: str) -> dict[str, str]:  # type: ignore[override]
+        return {}
+
+
+def test_the_last_published_status_is_that_of_a_process_that_has_stopped() -> None:
+    """An exchange may still be writing "training" when the process stops: process 0 would then judge it."""
+    board = SlowBoard()
+    beats = Heartbeats(board, 1, 2, limit=0.01, clock=lambda: 0.0)
+    beats.status = lambda: "training"
+    beats.start()
+    assert board.is_writing.wait(10)
+    threading.Timer(0.1, board.release.set).start()
+    beats.stop()
+    beats._exchanging.join(10)
+    assert board[f"{BEAT}1"] == "2 "
 
 
 def test_a_broken_connection_does_not_end_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
