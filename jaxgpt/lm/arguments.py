@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Number
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,26 @@ Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or 
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
-    """Make dataclasses from keyword arguments; raise `UserError` for an invalid name or value."""
-    known = {field.name: cls for cls in classes for field in fields(cls)}
+    """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
+
+    For a field that is a tuple, a list, a set, an array or a single value is converted.
+    """
+    kinds: dict[str, Any] = {}
+    for cls in classes:
+        kinds |= get_type_hints(cls)
     for name in given:
-        if name not in known:
-            raise UserError(f"unknown setting {name}{did_you_mean(name, known)}; use one of {', '.join(known)}")
-    values: dict[type[Any], dict[str, Any]] = {cls: {} for cls in classes}
+        if name not in kinds:
+            raise UserError(f"unknown setting {name}{did_you_mean(name, kinds)}; use one of {', '.join(kinds)}")
+
+    values = {}
     for name, value in given.items():
-        is_sequence = name in ("stop", "stop_ids")
-        values[known[name]][name] = as_tuple(value) if is_sequence else value
-    return [cls(**own) for cls, own in values.items()]
+        is_tuple = get_origin(kinds[name]) is tuple
+        values[name] = as_tuple(value) if is_tuple else value
+    made = []
+    for cls in classes:
+        own = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        made.append(cls(**own))
+    return made
 
 
 def as_list(values: Any) -> list[Any] | None:
@@ -83,7 +93,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
             raise UserError(f"a prompt must be a string or a list of at least one token id: {short_repr(prompt)}")
 
     # In the usual case, no id needs a conversion or an error.
-    are_ints = set(map(type, ids)) <= {int}
+    are_ints = all(type(i) is int for i in ids)  # neither bool nor integers of NumPy
     if are_ints and (not ids or (min(ids) >= 0 and max(ids) < vocab_size)):
         return ids
     checked = []
@@ -164,6 +174,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
     elif text.max_new_tokens:
         new = text.max_new_tokens
     elif is_bounded:
+        # One token less, so that the whole text is within the context, and can be continued.
         new = min(NEW_TOKENS, max(fitting - 1, 1))
     else:
         new = NEW_TOKENS

@@ -25,13 +25,23 @@ from jaxgpt.parallel.arrays import to_host
 from jaxgpt.settings import INT_MAX, as_int
 from jaxgpt.train.loss import chunked
 
-# Default number of positions of a batch, by platform; larger batches exceed the caches of CPUs, and are slower there.
-SCORE_TOKENS = {"cpu": 1 << 9}
-ACCELERATOR_TOKENS = 1 << 13  # on other platforms
-# Number of positions with logits in memory at a time. On CPUs, 128 rows of 49,152 logits (25 MB) are a block that malloc
-# reuses; larger blocks are mapped again for every batch. 1,024 rows of 50,257 logits take 0.2 GB.
-HEAD_POSITIONS = {"cpu": 1 << 7}
-ACCELERATOR_HEAD_POSITIONS = 1 << 10
+
+class Sizes(NamedTuple):
+    """Sizes of the work of a device at a time.
+
+    Attributes:
+        batch_tokens: default number of positions of a batch.
+        head_positions: number of positions with logits in memory.
+    """
+
+    batch_tokens: int
+    head_positions: int
+
+
+# Larger batches exceed the caches of CPUs, and are slower there. 128 rows of 49,152 logits (25 MB) are a block that malloc
+# reuses; larger blocks are mapped again for every batch.
+ON_CPU = Sizes(batch_tokens=1 << 9, head_positions=1 << 7)
+ON_ACCELERATOR = Sizes(batch_tokens=1 << 13, head_positions=1 << 10)  # 1,024 rows of 50,257 logits take 0.2 GB
 ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention computes the square of the scores
 BREAK_EVEN = 1 << 9  # lower bound on the number of scores that cost as much as the other work of a position
 
@@ -82,7 +92,8 @@ def score(
         continuations: one for each context, a string or ids. A string continues the text of the context and has the same
             ids as in the joined text, unless a token of the joined text crosses the boundary.
         batch_tokens: maximum number of positions of a batch, at least one text, or up to 2,048 positions of texts with a
-            common beginning; None: 512 on CPUs, otherwise 8,192.
+            common beginning; None: 512 on CPUs, otherwise 8,192. On a mesh, the number of rows is then rounded up to a
+            multiple of the devices that divide them.
         progress: callback with the number of scored texts so far, and the total; its exceptions end the computation.
 
     Raises:
@@ -91,7 +102,7 @@ def score(
     """
     lm = for_decoding(lm)
     if batch_tokens is None:
-        batch_tokens = SCORE_TOKENS.get(_platform(), ACCELERATOR_TOKENS)
+        batch_tokens = _sizes().batch_tokens
     batch_tokens = as_int("batch_tokens", batch_tokens, 1, INT_MAX)
     befores = as_prompts(contexts)
     afters = as_prompts(continuations)
@@ -104,13 +115,7 @@ def score(
     rows = sorted(_shared_rows(lm, texts), key=lambda row: -len(row.ids))
     scores: dict[int, Score] = {}
     while rows:
-        longest = len(rows[0].ids)
-        T = _round_length(longest)
-        if longest <= lm.config.model.block_size:
-            T = min(T, lm.config.model.block_size)
-        B = min(max(batch_tokens // T, 1), round_up(len(rows)))
-        if B > 1:
-            B = math.ceil(B / ways) * ways
+        B, T = _batch_shape(rows, batch_tokens, ways, lm.config.model.block_size)
         batch = rows[:B]
         rows = rows[B:]
         scores |= _score_batch(lm, texts, batch, B, T)
@@ -119,9 +124,28 @@ def score(
     return [scores[n] for n in range(len(texts))]
 
 
-def _platform() -> str:
-    """Return the platform of the first device."""
-    return jax.local_devices()[0].platform
+def _sizes() -> Sizes:
+    """Return the sizes for the platform of the first device."""
+    return ON_CPU if jax.local_devices()[0].platform == "cpu" else ON_ACCELERATOR
+
+
+def _batch_shape(rows: list[Tree], batch_tokens: int, ways: int, block_size: int) -> tuple[int, int]:
+    """Return the number and the length of the rows of the next batch, `B, T`.
+
+    Args:
+        rows: the remaining rows, the longest first.
+        batch_tokens: maximum number of positions, before rounding.
+        ways: number of devices that divide the rows of a batch.
+        block_size: context length of the model.
+    """
+    longest = len(rows[0].ids)
+    T = _round_length(longest)
+    if longest <= block_size:
+        T = min(T, block_size)
+    B = min(max(batch_tokens // T, 1), round_up(len(rows)))
+    if B > 1:
+        B = math.ceil(B / ways) * ways
+    return B, T
 
 
 def _shared_rows(lm: LM, texts: list[_Text]) -> list[Tree]:
@@ -186,6 +210,13 @@ def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
     return encode_prompt(lm.tokenizer, size, ids) if ids else []
 
 
+class _Branches(NamedTuple):
+    """The nodes of rows that are trees: position in the texts, and node after the last descendant."""
+
+    position_BT: jax.Array | np.ndarray
+    end_BT: jax.Array | np.ndarray
+
+
 class _Batch(NamedTuple):
     """Rows of texts, padded on the right, where a causal model needs no mask.
 
@@ -236,12 +267,13 @@ def _packed(texts: list[_Text], rows: list[Tree], B: int, T: int) -> _Batch:
 def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -> dict[int, Score]:
     """Return the scores of the texts in up to B rows of at most T nodes, keyed by the index of the text."""
     batch = _packed(texts, rows, B, T)
-    branches = (batch.position_BT, batch.end_BT) if any(row.branches for row in rows) else None
+    branches = None
+    if any(row.branches for row in rows):
+        branches = _Branches(batch.position_BT, batch.end_BT)
 
     # The logits of all targets may exceed the memory, so the head computes them in chunks.
     C = batch.at_BC.shape[1]
-    positions = HEAD_POSITIONS.get(_platform(), ACCELERATOR_HEAD_POSITIONS)
-    chunks = math.ceil(B * C / positions)
+    chunks = math.ceil(B * C / _sizes().head_positions)
     compiled = _compiled(sampler_of(lm).model, math.ceil(C / chunks))
     with placed(lm, B):
         found = compiled(lm.params, batch.tokens_BT, batch.at_BC, batch.targets_BC, branches)
@@ -253,16 +285,18 @@ def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -
 def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
     """Return the jitted function `(params, tokens_BT, at_BC, targets_BC, branches) -> (log_p_BC, is_best_BC)`.
 
-    `branches` are the positions and ends of the nodes of trees; None: each row is one text.
+    `branches` are `_Branches`; None: each row is one text.
     """
 
-    def scores(params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array, branches: Any) -> Any:
+    def scores(
+        params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array, branches: _Branches | None
+    ) -> Any:
         reader = model
         positions = None
         if branches is not None:
-            position_BT, end_BT = branches
-            positions = Positions(position_BT)
-            reader = model.clone(ops=model.ops._replace(attend=partial(attend_to_ancestors, end_BT)))
+            attend = partial(attend_to_ancestors, jnp.asarray(branches.end_BT))
+            reader = model.clone(ops=model.ops._replace(attend=attend))
+            positions = Positions(jnp.asarray(branches.position_BT))
         x_BTD: Any = reader.apply({"params": params}, tokens_BT, None, positions, method=GPT.hidden)
         x_BCD = jnp.take_along_axis(x_BTD, at_BC[..., None], axis=1)
 
