@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import columns, known, print_result
 from jaxgpt.config import flat
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
-    from jaxgpt.study.seeds import Difference, SeedGroup
+    from jaxgpt.study.difference import Difference
+    from jaxgpt.study.seeds import SeedGroup
     from jaxgpt.trainer.windows import WindowLosses
 
 ERROR_OF_SEEDS = "+- is the standard error over seeds, on the same validation windows"
@@ -114,7 +115,7 @@ def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[st
 
 def describe(groups: Sequence[SeedGroup]) -> str:
     """Format a table of groups, and sentences that compare the best group with each other group."""
-    from jaxgpt.study.seeds import difference, sentence
+    from jaxgpt.study.difference import difference
 
     rows = [["group", "seeds", "val loss"]]
     for group in groups:
@@ -130,6 +131,46 @@ def describe(groups: Sequence[SeedGroup]) -> str:
     return "\n".join([columns(rows), *footnotes, *sentences])
 
 
+def sentence(a: SeedGroup, b: SeedGroup) -> str:
+    """Describe the difference between two groups in one sentence; `a` has the lower mean loss."""
+    from jaxgpt.study.difference import difference
+
+    found = difference(a, b)
+    names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)  # pairs may omit seeds, and change the order
+    better, worse = names
+
+    size = f"{abs(found.mean):.4f}"
+    windows = plural(found.windows, "window")
+    if math.isnan(found.stderr):
+        if found.windows:
+            size += f" +- {found.window_stderr:.4f} over {windows} for these runs"
+        unknown = "the error of a group with one seed is unknown"
+        return f"{better} and {worse}: not distinguishable, {size}; {unknown}: train at least 3 seeds of each"
+
+    kind = f"{found.pairs} pairs of equal seeds" if found.pairs else "seeds that are not paired"
+    if found.windows:
+        kind += f", {windows}"
+    size += f" +- {found.error:.4f}"
+    if found.is_distinguishable:
+        low, high = sorted(abs(end) for end in found.interval)
+        return f"{better} is better than {worse} by {size} ({kind}, 95% interval {low:.4f} to {high:.4f})"
+    return f"{better} and {worse}: not distinguishable, {size} ({kind}); {_advice(found)}"
+
+
+def _advice(found: Difference) -> str:
+    """Return advice on distinguishing two groups."""
+    from jaxgpt.study.difference import MOST_SEEDS
+
+    needed = found.seeds_needed
+    if not needed:
+        return "the losses are equal"
+    if found.needs_windows:
+        return "more seeds alone would not suffice: evaluate on more validation text"
+    if needed > MOST_SEEDS:
+        return f"more than {MOST_SEEDS:,} seeds would be needed"
+    return f"about {needed} seeds would suffice"
+
+
 def _has_windows(found: Difference) -> bool:
     """Return whether the error of a difference is known, and includes the choice of the windows."""
     return found.windows > 0 and math.isfinite(found.error)
@@ -137,7 +178,7 @@ def _has_windows(found: Difference) -> bool:
 
 def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     """Return the groups, and the comparisons of the best group with each other group; unknown numbers are null."""
-    from jaxgpt.study.seeds import difference
+    from jaxgpt.study.difference import difference
 
     best, *others = groups
     comparisons = []

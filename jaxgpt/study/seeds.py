@@ -1,26 +1,4 @@
-"""Compare groups of runs that differ only in their seed.
-
-The losses of a group vary with the seed, so one run per group cannot show whether a setting lowers the loss. With n seeds:
-
-    mean = sum(x) / n,   standard error = sqrt(sum((x - mean)^2) / (n - 1) / n)
-
-Two groups with two or more equal seeds are compared in pairs of runs: the difference of a pair excludes the effect that the
-seed has on both runs. Other groups are compared with Welch's t-test. Both methods use Student's t distribution, and call a
-difference distinguishable if its 95% interval excludes 0.
-
-If all runs were evaluated on the same windows, the error also includes the choice of the validation text. The difference
-d[s, w] of seed s in window w has a component of the seed, a component of the window, and a remainder:
-
-    variance of the mean = V_seeds + V_windows - V_rest
-
-V_seeds is the variance of the means of the seeds, divided by the number of seeds; V_windows is the variance of the means of
-the windows, divided by the number of windows. Both include V_rest, the variance of the remainder, divided by the numbers of
-seeds and windows.
-
-Sources: Student, "The Probable Error of a Mean", 1908; B. L. Welch, "The Generalization of 'Student's' Problem when Several
-Different Population Variances are Involved", 1947; F. E. Satterthwaite, "An Approximate Distribution of Estimates of Variance
-Components", 1946.
-"""
+"""Groups of runs that differ only in their seed; `study/difference.py` compares the losses of two groups."""
 
 from __future__ import annotations
 
@@ -29,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError
 from jaxgpt.trainer.metrics import comparable_evaluations, how_ended
 from jaxgpt.trainer.windows import WindowLosses
 
-CONFIDENCE = 0.95
-POWER = 0.8  # probability that the recommended number of seeds finds the difference
-MOST_SEEDS = 1000  # largest number of seeds to recommend
 NOT_COMPARED = ("train.seed", "preset")  # settings that may differ within a group
 
 
@@ -72,87 +46,11 @@ class SeedGroup(NamedTuple):
         return standard_error(list(self.losses.values()))
 
 
-class Difference(NamedTuple):
-    """The difference between the mean losses of two groups.
-
-    Attributes:
-        mean: mean of the first group minus mean of the second group, over the same seeds if `pairs`.
-        stderr: standard error over seeds, on the same windows; NaN if a group has a single seed.
-        freedom: degrees of freedom of `stderr`; NaN if `stderr` is NaN.
-        pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
-        windows: number of validation windows shared by all compared runs; 0: unknown.
-        window_stderr: standard error over these windows for the compared models, without other seeds.
-        window_variance: variance over the choice of the windows in addition to `stderr` squared, V_windows - V_rest.
-    """
-
-    mean: float
-    stderr: float
-    freedom: float
-    pairs: int
-    windows: int = 0
-    window_stderr: float = 0.0
-    window_variance: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """Standard error over seeds and, if known, windows."""
-        return math.sqrt(self.stderr**2 + self.window_variance)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% interval: mean +- t * error, with the quantile t of Student's distribution."""
-        freedom = _freedom([(self.stderr**2, self.freedom), (self.window_variance, self.windows - 1)], self.freedom)
-        half = quantile(0.5 + CONFIDENCE / 2, freedom) * self.error
-        return self.mean - half, self.mean + half
-
-    @property
-    def is_distinguishable(self) -> bool:
-        """Whether the 95% interval excludes 0; False if the standard error is unknown."""
-        low, high = self.interval
-        return low > 0 or high < 0
-
-    @property
-    def seeds_needed(self) -> int:
-        """Number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
-
-        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * sqrt(deviation^2 / n + window_variance), with n - 1 degrees of
-        freedom of the seeds in pairs and 2 (n - 1) without pairs. Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
-        """
-        if not self.error > 0 or not self.mean:
-            return 0
-        # The variance of one pair, or the summed variances of one run of each group.
-        seeds = self.pairs or self.freedom / 2 + 1
-        variance = self.stderr**2 * seeds
-        for n in range(2, MOST_SEEDS + 1):
-            freedom = n - 1 if self.pairs else 2 * (n - 1)
-            of_seeds = variance / n
-            if abs(self.mean) >= self._smallest(of_seeds, freedom):
-                return n
-        return MOST_SEEDS + 1
-
-    @property
-    def needs_windows(self) -> bool:
-        """Whether the choice of the windows hides a difference of this size, regardless of the number of seeds."""
-        return abs(self.mean) < self._smallest(0.0, 1)
-
-    def _smallest(self, of_seeds: float, freedom: float) -> float:
-        """Return the difference that is found with probability 0.8, for a variance of the seeds."""
-        parts = [(of_seeds, freedom), (self.window_variance, self.windows - 1)]
-        together = _freedom(parts, freedom)
-        quantiles = quantile(0.5 + CONFIDENCE / 2, together) + quantile(POWER, together)
-        return quantiles * math.sqrt(of_seeds + self.window_variance)
-
-
 def standard_error(values: Sequence[float]) -> float:
     """Compute the standard error of the mean of values; NaN for a single value."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
-def quantile(p: float, freedom: float) -> float:
-    """Compute the quantile p of Student's t distribution."""
-    return float(stdtrit(freedom, p))
 
 
 def final_loss(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> float:
@@ -192,155 +90,27 @@ def group_runs(
     first = next(iter(compared.values()))
     differ = [name for name in first if any(values[name] != first[name] for values in compared.values())]
 
-    groups = list[SeedGroup]()
+    members: list[tuple[dict[str, Any], dict[int, str]]] = []  # settings of a group, and the run of each seed
     for run, values in compared.items():
         own = {name: values[name] for name in differ}
-        group = next((each for each in groups if each.settings == own), None)
-        if group is None:
-            group = SeedGroup(own, {}, {})
-            groups.append(group)
+        run_of = next((each for of_group, each in members if of_group == own), None)
+        if run_of is None:
+            run_of = {}
+            members.append((own, run_of))
         seed = settings[run]["train.seed"]
-        if seed in group.runs:
-            raise UserError(f"{group.runs[seed]} and {run} have equal settings and train.seed {seed}: omit one of them")
-        group.losses[seed] = losses[run]
-        group.runs[seed] = run
-    return sorted((_with_records(group, windows or {}) for group in groups), key=lambda group: group.mean)
+        if seed in run_of:
+            raise UserError(f"{run_of[seed]} and {run} have equal settings and train.seed {seed}: omit one of them")
+        run_of[seed] = run
 
-
-def _with_records(group: SeedGroup, windows: Mapping[str, WindowLosses]) -> SeedGroup:
-    """Add the losses of windows to a group, for the runs that have a record of them."""
-    return group._replace(windows={seed: windows[run] for seed, run in group.runs.items() if run in windows})
-
-
-def difference(a: SeedGroup, b: SeedGroup) -> Difference:
-    """Compare the losses of two groups, in pairs if they have two or more equal seeds.
-
-    The error includes the choice of the windows if all compared runs were evaluated on the same windows.
-    """
-    common = sorted(a.losses.keys() & b.losses.keys())
-    if len(common) > 1:
-        found = _paired(a, b, common)
-        a_windows = _windows_of(a, common)
-        b_windows = _windows_of(b, common)
-    else:
-        found = _welch(a, b)
-        a_windows = _windows_of(a, sorted(a.losses))
-        b_windows = _windows_of(b, sorted(b.losses))
-
-    fingerprints = {each.windows for each in (*a_windows, *b_windows)}
-    if not a_windows or not b_windows or len(fingerprints) > 1 or len(a_windows[0].sums_W) < 2:
-        return found
-
-    # Losses [S, W] of each group, or the differences of the pairs.
-    a_SW = np.stack([each.means for each in a_windows])
-    b_SW = np.stack([each.means for each in b_windows])
-    parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]
-    return _with_window_error(found, parts, a_windows[0].shares)
-
-
-def _windows_of(group: SeedGroup, seeds: Sequence[int]) -> list[WindowLosses]:
-    """Return the losses of the windows of each seed; [] unless all are known."""
-    known = [group.windows[seed] for seed in seeds if seed in group.windows]
-    return known if len(known) == len(seeds) else []
-
-
-def _paired(a: SeedGroup, b: SeedGroup, seeds: Sequence[int]) -> Difference:
-    """Compare the losses of two groups in pairs of equal seeds."""
-    pairs = [a.losses[seed] - b.losses[seed] for seed in seeds]
-    return Difference(
-        mean=float(np.mean(pairs)),
-        stderr=standard_error(pairs),
-        freedom=len(pairs) - 1,
-        pairs=len(pairs),
-    )
-
-
-def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
-    """Compare the mean losses of two groups with Welch's t-test."""
-    mean = a.mean - b.mean
-    square_a = a.stderr**2
-    square_b = b.stderr**2
-    total = square_a + square_b
-    if math.isnan(total):  # one seed
-        return Difference(mean, math.nan, math.nan, 0)
-    parts = [(square_a, len(a.losses) - 1), (square_b, len(b.losses) - 1)]
-    freedom = _freedom(parts, len(a.losses) + len(b.losses) - 2)
-    return Difference(mean, math.sqrt(total), freedom, 0)
-
-
-def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W: np.ndarray) -> Difference:
-    """Add the error over windows to a difference.
-
-    Args:
-        found: the difference.
-        parts: losses `[S, W]` of the pairs or of both groups; their means add up to the difference.
-        shares_W: number of tokens of each window, divided by its mean.
-    """
-    W = len(shares_W)
-
-    # The effect of the windows that all seeds share, without the effect of their numbers of tokens.
-    windows_W = np.zeros(W)
-    variance_of_rest = 0.0
-    for part_SW in parts:
-        seeds_S1 = part_SW.mean(axis=1, keepdims=True)
-        part_W = part_SW.mean(axis=0) - seeds_S1.mean() * shares_W
-        windows_W += part_W
-        S = len(part_SW)
-        if S > 1:
-            rest_SW = part_SW - seeds_S1 * shares_W - part_W
-            variance_of_rest += float((rest_SW**2).sum()) / ((S - 1) * (W - 1)) / (S * W)
-
-    of_windows = float((windows_W**2).sum()) / (W - 1) / W
-    extra = 0.0
-    if not math.isnan(found.stderr):
-        # The total is at least the variance over windows alone: the losses of few seeds may be close by chance.
-        extra = max(of_windows - min(variance_of_rest, found.stderr**2), 0.0)
-    return found._replace(windows=W, window_stderr=math.sqrt(of_windows), window_variance=extra)
-
-
-def _freedom(parts: Sequence[tuple[float, float]], otherwise: float) -> float:
-    """Compute the degrees of freedom of a sum of variances, each with degrees of freedom; `otherwise` if all are 0.
-
-    The formula of Welch and Satterthwaite, for variances v with f degrees of freedom: `sum(v)^2 / sum(v^2 / f)`.
-    """
-    total = sum(variance for variance, _ in parts)
-    if not total > 0:
-        return otherwise
-    # Divide by the total first, so that the squares of small variances are not rounded to 0.
-    return 1 / sum((variance / total) ** 2 / freedom for variance, freedom in parts if variance > 0)
-
-
-def sentence(a: SeedGroup, b: SeedGroup) -> str:
-    """Describe the difference between two groups in one sentence; `a` has the lower mean loss."""
-    found = difference(a, b)
-    names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)  # pairs may omit seeds, and change the order
-    better, worse = names
-
-    size = f"{abs(found.mean):.4f}"
-    windows = plural(found.windows, "window")
-    if math.isnan(found.stderr):
-        if found.windows:
-            size += f" +- {found.window_stderr:.4f} over {windows} for these runs"
-        unknown = "the error of a group with one seed is unknown"
-        return f"{better} and {worse}: not distinguishable, {size}; {unknown}: train at least 3 seeds of each"
-
-    kind = f"{found.pairs} pairs of equal seeds" if found.pairs else "seeds that are not paired"
-    if found.windows:
-        kind += f", {windows}"
-    size += f" +- {found.error:.4f}"
-    if found.is_distinguishable:
-        low, high = sorted(abs(end) for end in found.interval)
-        return f"{better} is better than {worse} by {size} ({kind}, 95% interval {low:.4f} to {high:.4f})"
-    return f"{better} and {worse}: not distinguishable, {size} ({kind}); {_advice(found)}"
-
-
-def _advice(found: Difference) -> str:
-    """Return advice on distinguishing two groups."""
-    needed = found.seeds_needed
-    if not needed:
-        return "the losses are equal"
-    if found.needs_windows:
-        return "more seeds alone would not suffice: evaluate on more validation text"
-    if needed > MOST_SEEDS:
-        return f"more than {MOST_SEEDS:,} seeds would be needed"
-    return f"about {needed} seeds would suffice"
+    recorded = windows or {}
+    groups = []
+    for own, run_of in members:
+        groups.append(
+            SeedGroup(
+                settings=own,
+                losses={seed: losses[run] for seed, run in run_of.items()},
+                runs=run_of,
+                windows={seed: recorded[run] for seed, run in run_of.items() if run in recorded},
+            )
+        )
+    return sorted(groups, key=lambda group: group.mean)

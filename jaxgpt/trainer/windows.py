@@ -1,7 +1,7 @@
 """The loss of each validation window in the last evaluation of a run: `evaluation.json`.
 
-Two runs that were evaluated on the same windows are compared window by window (`jaxgpt.study.seeds`). This module imports JAX
-only to compute a digest.
+Two runs that were evaluated on the same windows are compared window by window (`jaxgpt.study.difference`). This module imports
+JAX only to compute a digest.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxgpt.cli.compare import seed_groups
+from jaxgpt.cli.compare import seed_groups, sentence
 from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
-from jaxgpt.study.seeds import MOST_SEEDS, SeedGroup, difference, final_loss, group_runs, sentence, standard_error
+from jaxgpt.study.difference import MOST_SEEDS, difference
+from jaxgpt.study.seeds import SeedGroup, final_loss, group_runs, standard_error
 from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
 
