@@ -110,8 +110,8 @@ def integer_weights(words: Sequence[str]) -> dict[str, int]:
     factor = math.lcm(*(weight.denominator for weight in exact.values()))
     total = sum(exact.values())
     if total * factor > MIX_PARTS:
-        exact = {path: weight / total for path, weight in exact.items()}
-        factor = MIX_PARTS
+        shares = {path: weight / total for path, weight in exact.items()}
+        return {path: max(round(share * MIX_PARTS), 1) for path, share in shares.items()}
     return {path: max(round(weight * factor), 1) for path, weight in exact.items()}
 
 

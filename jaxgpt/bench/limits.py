@@ -19,6 +19,11 @@ SECONDS = 0.3  # minimum seconds per measurement
 QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of dispatching and blocking
 
 
+def platform_of(mesh: Mesh) -> str:
+    """Return the platform of the devices of a mesh, such as "cpu"."""
+    return str(mesh.devices.flat[0].platform)
+
+
 def product_peak(mesh: Mesh, dtype: str) -> float:
     """Measure the FLOP/s of all devices together in matrix products: the best of a few sizes."""
     best = 0.0
@@ -37,10 +42,13 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 
 def read_bandwidth(mesh: Mesh) -> float:
     """Measure the bytes/s that all devices read together, in products of a large matrix and a vector."""
-    rows = BANDWIDTH_BYTES.get(platform_of(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
-    ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
-    a = ones((mesh.size, rows, 4096))
-    x = ones((mesh.size, 4096))
+    width = 4096  # of the matrix; a vector of this length stays in the caches
+    row_bytes = width * jnp.dtype(jnp.float32).itemsize
+    total_bytes = BANDWIDTH_BYTES.get(platform_of(mesh), 2**30 * mesh.size)
+    rows = total_bytes // (row_bytes * mesh.size)
+    ones = jax.jit(jnp.ones, static_argnums=(0, 1), out_shardings=_split(mesh))
+    a = ones((mesh.size, rows, width), jnp.float32)
+    x = ones((mesh.size, width), jnp.float32)
     product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
     return float(a.nbytes / _fastest(mesh, product, a, x))
 
@@ -71,8 +79,3 @@ def _fastest(mesh: Mesh, work: Callable[..., Any], *args: Any) -> float:
         jax.block_until_ready(out)
         best = min(best, (time.perf_counter() - start) / calls)
     return best
-
-
-def platform_of(mesh: Mesh) -> str:
-    """Return the platform of the devices of a mesh, such as "cpu"."""
-    return str(mesh.devices.flat[0].platform)

@@ -30,7 +30,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
         work: objective and batches of a step, with answers.
     """
     answers = work.answers
-    assert answers is not None
+    assert answers is not None, "only objectives with rollouts have answers"
     weights = _weights(config, topology, work)
     memory = {kind: size for kind, size in weights.train_state.items() if kind != "batch"}
     memory["weights for decoding"] = weights.copied
@@ -41,10 +41,10 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     slot_bytes = _slot_bytes(config)
     memory["cache"] = slot_bytes * rows * config.window * config.model.n_layer
 
-    # Step n reads the weights and, in each layer, n slots, or as many as the sliding window if that is shorter.
-    steps = answers.tokens
-    slots = sum(_sum_up_to(min(window or steps, steps), steps) for window in config.model.windows)
-    bytes_read = steps * weights.copied + slot_bytes * rows * slots
+    # Decoding step n reads the weights and, in each layer, n slots, or as many as the sliding window if that is shorter.
+    decode_steps = answers.tokens
+    slots = sum(_sum_up_to(min(window or decode_steps, decode_steps), decode_steps) for window in config.model.windows)
+    bytes_read = decode_steps * weights.copied + slot_bytes * rows * slots
 
     # A forward pass has a third of the FLOPs of training. The model scores the checked answers, a reference all answers; a
     # teacher is part of the step instead.
@@ -52,7 +52,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     if work.frozen and work.frozen_model is None:
         scored_rows += rows
     scored = scored_rows * config.window
-    decoding = rows * steps * token_flops(config, steps) / 3
+    decoding = rows * decode_steps * token_flops(config, decode_steps) / 3
     scoring = scored * token_flops(config, config.window) / 3
     return StepCost(
         memory=memory,
@@ -84,7 +84,7 @@ def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
 
 def _slot_bytes(config: Config) -> int:
     """Return the bytes of a slot of the cache on a device: the keys and values of a token in a layer."""
-    model = one_device(config).model
+    model = one_device(config).model  # with the heads of one device, because `tensor` divides the cache by heads
     return 2 * _element_bytes(config) * model.kv_heads * model.head_width
 
 
