@@ -42,7 +42,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 
 def read_bandwidth(mesh: Mesh) -> float:
     """Measure the bytes/s that all devices read together, in products of a large matrix and a vector."""
-    width = 4096  # of the matrix; a vector of this length stays in the caches
+    width = 4096  # columns of the matrix; a vector of this length stays in the caches
     row_bytes = width * jnp.dtype(jnp.float32).itemsize
     total_bytes = BANDWIDTH_BYTES.get(platform_of(mesh), 2**30 * mesh.size)
     rows = total_bytes // (row_bytes * mesh.size)

@@ -24,7 +24,7 @@ class Module(nn.Module):
     config: ModelConfig
     ops: Ops
 
-    @nn.nowrap  # a helper: no call for linen's method interceptors, and no scope of its own in compiled programs
+    @nn.nowrap  # a helper, which linen's interceptors and the scopes of compiled programs omit
     def weight(
         self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str | None, ...]
     ) -> Any:
