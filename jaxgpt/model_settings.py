@@ -46,9 +46,11 @@ class ModelConfig(Section):
         4.0, "Llama 3: keep wavelengths below rope_original_context / this", 1e-6, 1e12
     )
     rope_beta_slow: float = setting(
-        1.0, "YaRN: scale wavelengths with fewer turns in rope_original_context", 1e-6, 1e12
+        1.0, "YaRN: scale wavelengths with fewer turns than this in rope_original_context", 1e-6, 1e12
     )
-    rope_beta_fast: float = setting(32.0, "YaRN: keep wavelengths with more turns in rope_original_context", 1e-6, 1e12)
+    rope_beta_fast: float = setting(
+        32.0, "YaRN: keep wavelengths with more turns than this in rope_original_context", 1e-6, 1e12
+    )
     rope_attention_factor: float = setting(
         0.0, "YaRN: factor of queries and keys; 0: 1 + 0.1 ln(rope_factor)", 0.0, 1e6
     )

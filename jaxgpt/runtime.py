@@ -60,7 +60,7 @@ def add_flag(flag: str) -> bool:
     """Add a flag for the versions in `MISCOMPILING` to XLA_FLAGS, and return whether it is set or not needed.
 
     A flag whose option is set already is not added. Flags cannot be added if XLA_FLAGS is a file name, or after XLA has
-    started, because XLA reads them once. XLA aborts on a flag that its version does not have.
+    started and read its flags. XLA aborts on a flag that its version does not have.
     """
     from jaxlib.version import __version__ as version
 

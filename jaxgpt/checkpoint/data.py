@@ -90,7 +90,7 @@ def open_run_data(
     if data.parts:
         return compared(run, info, config, data, opened)
 
-    # The source is the only one, or the source of the first mixture. Version 0.1.0 recorded no list.
+    # The data is a single source: compare it with the first recorded source. Version 0.1.0 recorded no list of sources.
     recorded, *_ = info.about.get("sources", [info.about["data"]])
     return RunData(config, data, _change(run, info, recorded, data, _sizes(info, data)))
 

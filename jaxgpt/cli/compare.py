@@ -25,11 +25,12 @@ def compare(*runs: str, json: Json = False) -> int:
     """Compare the final validation losses of runs; runs that differ only in their seed are a group.
 
     Prints the mean loss of each group with its standard error over seeds, and
-    whether the best group can be distinguished from each other group: in pairs of
-    equal seeds if there are at least two pairs, otherwise with Welch's t-test. The error
-    includes the choice of the validation windows if all runs were evaluated on the
-    same windows. If the groups cannot be distinguished, the command prints the
-    number of seeds that would suffice. All runs must have the same validation data.
+    whether the best group can be distinguished from each of the other groups: in pairs
+    of runs with equal seeds if there are at least two pairs, otherwise with Welch's
+    t-test. The error includes the choice of the validation windows if all runs were
+    evaluated on the same windows. If the groups cannot be distinguished, the command
+    prints the number of seeds that would suffice. All runs must have the same
+    validation data.
 
     jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
     jaxgpt compare runs/* --json
@@ -114,7 +115,7 @@ def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[st
 
 
 def describe(groups: Sequence[SeedGroup]) -> str:
-    """Format a table of groups, and sentences that compare the best group with each other group."""
+    """Format a table of groups, and sentences that compare the best group with each of the others."""
     from jaxgpt.study.difference import difference
 
     rows = [["group", "seeds", "val loss"]]
@@ -177,7 +178,7 @@ def _has_windows(found: Difference) -> bool:
 
 
 def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
-    """Return the groups, and the comparisons of the best group with each other group; unknown numbers are null."""
+    """Return the groups, and the comparisons of the best group with each of the others; unknown numbers are null."""
     from jaxgpt.study.difference import difference
 
     best, *others = groups

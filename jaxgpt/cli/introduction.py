@@ -43,7 +43,7 @@ class Introduction(NamedTuple):
         }
 
     def _describe_data(self, config: Config) -> list[str]:
-        """Return lines about the data, the length of the training, and the uniform baseline."""
+        """Return lines about the data, the length of the training, and the uniform baseline or the objective."""
         data = self.data
         train = config.train
         if config.post.is_rollout:

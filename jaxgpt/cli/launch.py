@@ -116,7 +116,7 @@ class _Fleet:
                 text=True,
                 errors="replace",
                 env=os.environ | {variable: str(each)},
-                start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
+                start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
             )
             self.processes.append(process)
             reader = threading.Thread(target=self._read, args=(index, process.stderr), daemon=True)

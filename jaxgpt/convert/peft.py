@@ -85,8 +85,8 @@ def export_adapter(
 ) -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
-    Arguments and errors are as in `export_model`; also raises `UserError` if the run has no adapters. `base` is the name or
-    directory of the base in transformers, recorded for PEFT; empty: the path of the base's checkpoint, `init_from`.
+    Arguments and errors are as in `export_model`; also raises `UserError` if the run has no adapters. `base` is the
+    Hub name or the directory of the base model, recorded for PEFT; empty: `init_from`, the path of the base's checkpoint.
     """
     with new_directory(target) as directory:
         info = open_source(run, checkpoint).info

@@ -64,7 +64,7 @@ class RejectedAnswer(UnusableRecord):
 
 
 class NoPlace(UnusableRecord):
-    """The error for a record that leaves no place for an answer, or for a difference between answers, in a window."""
+    """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
 
     reason = "that do not fit a window"
 

@@ -7,7 +7,7 @@ import re
 from jaxgpt.data.index import Skips
 
 FIRST = 10  # maximum number of errors listed in the index
-GROUPS = 200  # maximum number of groups of equal errors in the index
+GROUPS = 200  # maximum number of groups of similar errors in the index
 SHOWN = 10  # maximum number of groups in the summary
 IDENTITY = 16  # bytes of a SHA-256 that identify a document
 VARYING = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # parts of an error that differ between documents

@@ -24,7 +24,7 @@ LINES = (".jsonl", ".ndjson")
 # Formats with structure that becomes part of the text.
 STRUCTURED = {".csv": "CSV", ".tsv": "TSV", ".html": "HTML", ".htm": "HTML", ".xml": "XML"}
 HEAD = 16  # bytes that identify a format
-CHUNK = 1 << 16  # bytes of a JSON array to read at a time, at first
+CHUNK = 1 << 16  # minimum bytes of a JSON array to read at a time
 SPREAD = 1 << 26  # maximum bytes to read to find the end of an object
 SPREAD_ERROR = (
     "one JSON object is spread over several lines: write one object per line (json.dumps without indent), or an array of "

@@ -46,7 +46,7 @@ class TokenizerEntry(TypedDict):
 
 
 class SkipGroup(TypedDict):
-    """Equal errors of a file."""
+    """Errors of a file that differ only in numbers and names."""
 
     file: str
     lost: str  # document, file or rest, as in `document_piece.DocumentPiece`

@@ -116,7 +116,7 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
     skipped = Skipped(config.data.on_error)
 
     def encode(record: PreferenceRecord) -> Preference:
-        """Return a pair that can be compared within a window."""
+        """Encode a pair; raise `UserError` if it cannot be compared within a window."""
         pair = encode_preference(record, tokenizer, templates)
         check_fits(pair, config)
         return pair
@@ -177,9 +177,7 @@ def check_fits(pair: Preference, config: Config) -> None:
     fix = "raise --data.window" if config.window < config.model.block_size else "shorten the texts"
     prompt = max(len(prompt_ids(text)) for text in pair)
     if prompt >= size:
-        raise NoPlace(
-            f"the prompt of {prompt:,} tokens leaves no place for an answer in {config.window_setting}: {fix}"
-        )
+        raise NoPlace(f"the prompt of {prompt:,} tokens leaves no room for an answer in {config.window_setting}: {fix}")
     if np.array_equal(pair.chosen.ids[:size], pair.rejected.ids[:size]):
         raise NoPlace(f"the answers are equal within the first {size:,} tokens ({config.window_setting}): {fix}")
 

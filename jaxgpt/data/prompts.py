@@ -126,7 +126,7 @@ def read_prompt(record: Any) -> PromptRecord:
 
     prompt = messages_from_json(fields[name])
     others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
-    if isinstance(prompt, str) and name not in LISTS:  # a list may be stored as its JSON
+    if isinstance(prompt, str) and name not in LISTS:  # not a list stored as JSON text
         if not prompt:
             raise UserError(f"the prompt is empty: write {EXAMPLE}")
         text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
@@ -186,7 +186,7 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     """Read, encode and split the prompts of `data.path`.
 
     Raises:
-        UserError: if a file cannot be read, a record has no prompt, leaves no place for `post.max_new_tokens` in a window, or
+        UserError: if a file cannot be read, a record has no prompt, leaves no room for `post.max_new_tokens` in a window, or
             lacks the expected answer of a built-in reward (unless `data.on_error` is skip), or no prompt remains.
     """
     path = Path(config.data.path)
@@ -195,7 +195,7 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     skipped = Skipped(config.data.on_error)
 
     def encode(record: PromptRecord) -> Prompt:
-        """Return a prompt that leaves place for an answer, and has the fields of built-in rewards."""
+        """Encode a prompt; raise `UserError` if it leaves no room for an answer, or lacks a field of a built-in reward."""
         check_answer(record.record, config)
         ids = encode_prompt_record(record, tokenizer, forms)
         check_place(ids, config)
@@ -297,7 +297,7 @@ def check_answer(record: Mapping[str, Any], config: Config) -> None:
 
 
 def check_place(ids: Sequence[int], config: Config) -> None:
-    """Raise `UserError` if a window has no place for a prompt and an answer of `post.max_new_tokens`."""
+    """Raise `UserError` if a window has no room for a prompt and an answer of `post.max_new_tokens`."""
     needed = len(ids) + config.post.max_new_tokens
     fix = "raise --data.window, " if config.window < config.model.block_size else ""
     if needed > config.window + 1:

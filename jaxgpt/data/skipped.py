@@ -9,7 +9,7 @@ from jaxgpt.errors import UserError, plural
 
 @dataclass
 class Tally:
-    """The number of equal findings, and the place of the first."""
+    """The number of findings of one kind, and the place of the first."""
 
     number: int = 0
     first: str = ""

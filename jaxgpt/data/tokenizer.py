@@ -89,7 +89,7 @@ class Tokenizer(Protocol):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return the text of a token, with the names of bytes of incomplete characters, such as `<0xC3>`."""
+        """Return the text of a token; bytes of incomplete characters become names such as `<0xC3>`."""
         return self.decode([i])
 
     def to_json(self) -> str:

@@ -126,7 +126,7 @@ class Reuse(NamedTuple):
 
 
 def plan_reuse(state: SamplerState, prompt: Sequence[int], limit: int) -> Reuse | None:
-    """Plan how `resume` continues a one-row state with a prompt; None: it would read all tokens of the prompt again.
+    """Plan how `resume` continues a one-row state with a prompt; None: it can keep no token in the cache.
 
     Args:
         state: the state after an earlier text.

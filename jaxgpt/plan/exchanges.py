@@ -59,7 +59,10 @@ def implied(step: Step) -> Iterator[Collective]:
 
 
 def weights(step: Step) -> Iterator[Collective]:
-    """Yield the gathers of the weights along fsdp: forward and backward, unless the program keeps them in memory."""
+    """Yield the gathers of the weights along fsdp, in both passes of each microbatch, and of the reference's weights.
+
+    All gathers except the first are avoidable: a program may keep the gathered weights in memory.
+    """
     size = step.width * (step.weights - step.table)
     group = step.sizes["fsdp"]
     count = step.microbatches
@@ -71,7 +74,7 @@ def weights(step: Step) -> Iterator[Collective]:
 
 
 def gradients(step: Step) -> Iterator[Collective]:
-    """Yield the sums of the gradients: scattered along fsdp, then over the other axes, within a slice and between slices."""
+    """Yield the sums of the gradients: a reduce-scatter along fsdp, then all-reduces over the other axes and slices."""
     count = step.microbatches
     free = count - 1  # a program may add the gradients of all microbatches first
     table = 0.0 if step.config.lora.rank else step.table / step.sizes["fsdp"]
@@ -95,7 +98,7 @@ def logit_chunks(step: Step) -> Iterator[Collective]:
 def _sums(
     step: Step, scattered: float, reduced: Mapping[tuple[str, ...], float], count: int, avoidable: int, site: str
 ) -> Iterator[Collective]:
-    """Yield the sums of gradients, `count` times.
+    """Yield the collectives that sum gradients, each executed `count` times.
 
     Args:
         step: the sizes of the step.
@@ -131,7 +134,9 @@ def embeddings(step: Step) -> Iterator[Collective]:
 
 
 def blocks(step: Step) -> Iterator[Collective]:
-    """Yield the sums of tensor parallelism: the outputs of attention and MLP, forward, and gradients of their inputs.
+    """Yield the all-reduces of tensor parallelism in each block, in both passes.
+
+    The forward pass sums the outputs of attention and MLP, and the backward pass sums the gradients of their inputs.
 
     The outputs of experts are summed in float32; the MLP of the shared experts has its own sums.
     """

@@ -108,7 +108,8 @@ def compile_step(
     computed_flops = 0.0
     recomputed_flops = 0.0
 
-    # The estimate adds what the compiler does not count: recomputation and, on GPUs, memory traffic. It omits custom parts.
+    # The estimate adds lower bounds that include activations, and what the compiler does not count: recomputation and, on
+    # GPUs, memory traffic. It does not include custom parts.
     has_custom_parts = any(part is not None for part in (ops, rules, model, optimizer, objective))
     if not has_custom_parts:
         implied = estimate(config, topology, work)

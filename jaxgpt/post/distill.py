@@ -48,8 +48,8 @@ def divergence(log_p: jax.Array, log_q: jax.Array, kind: str, beta: float = 0.5)
 def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Return the log probabilities of the k tokens that q finds most probable, and of all others together, each `[..., k + 1]`.
 
-    Their divergence is a lower bound on the divergence over all tokens, and equal distributions have the divergence 0. With
-    renormalized probabilities of k tokens, the student would be free to move the remainder.
+    Their divergence is a lower bound on the divergence over all tokens, and equal distributions have the divergence 0. If only
+    the k probabilities were compared, renormalized, the loss would not limit the student's probability of the other tokens.
     """
     top_q, ids = jax.lax.top_k(log_q, k)
     top_p = jnp.take_along_axis(log_p, ids, -1)

@@ -82,8 +82,9 @@ class Difference(NamedTuple):
     def seeds_needed(self) -> int:
         """Number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
 
-        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * sqrt(deviation^2 / n + window_variance), with n - 1 degrees of
-        freedom of the seeds in pairs and 2 (n - 1) without pairs. Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
+        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * sqrt(variance / n + window_variance). In pairs, `variance` is the
+        variance of a pair's difference, with n - 1 degrees of freedom; without pairs, the summed variances of one run of each
+        group, with 2 (n - 1). Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
         """
         if math.isnan(self.error) or self.error == 0 or self.mean == 0:
             return 0

@@ -238,7 +238,7 @@ BAD = {
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),
     "long prompt": (
         GOOD | {"prompt": "a" * 99},
-        "the prompt of 118 tokens leaves no place for an answer in model.block_size 64: shorten the texts",
+        "the prompt of 118 tokens leaves no room for an answer in model.block_size 64: shorten the texts",
     ),
     "equal in the window": (
         GOOD | {"chosen": "b" * 99 + "c", "rejected": "b" * 99 + "d"},
