@@ -12,7 +12,6 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxgpt.files import write_atomically
 from jaxgpt.plan.source_paths import scopes_of
@@ -40,7 +39,7 @@ SIZES = {1: 8, 5: 4}
 
 
 def name_layers(trace: Path, xplane: Path) -> None:
-    """Prefix the names of instructions in a trace for Perfetto with their layers, and add their source paths."""
+    """Rewrite a trace for Perfetto: prefix the names of instructions with their layers, and add their source paths."""
     paths = instruction_paths(xplane.read_bytes())
     content = json.loads(gzip.decompress(trace.read_bytes()))
     for event in content["traceEvents"]:
@@ -66,11 +65,11 @@ def instruction_paths(xplane: bytes) -> dict[tuple[str, str], str]:
     """Return the path of each instruction in an xplane file, keyed by the names of its module and of the instruction."""
     paths = {}
     for module in _modules(xplane):
-        [module_name] = _all(module, MODULE_NAME)
+        [module_name] = _texts(module, MODULE_NAME)
         for instruction in _follow(module, COMPUTATIONS, INSTRUCTIONS):
-            [name] = _all(instruction, INSTRUCTION_NAME)
-            for path in _follow(instruction, INSTRUCTION_METADATA, OP_NAME):
-                paths[bytes(module_name).decode(), bytes(name).decode()] = bytes(path).decode()
+            [name] = _texts(instruction, INSTRUCTION_NAME)
+            for path in _texts(instruction, INSTRUCTION_METADATA, OP_NAME):
+                paths[module_name, name] = path
     return paths
 
 
@@ -80,6 +79,11 @@ def _modules(xplane: bytes) -> Iterator[memoryview]:
         names = [bytes(name) for name in _all(plane, PLANE_NAME)]
         if names == [METADATA_PLANE]:
             yield from _follow(plane, EVENT_METADATA, MAP_VALUE, STATS, BYTES_VALUE, HLO_MODULE)
+
+
+def _texts(message: memoryview, *fields: int) -> list[str]:
+    """Return the strings of the last of these nested fields."""
+    return [bytes(value).decode() for value in _follow(message, *fields)]
 
 
 def _follow(message: memoryview, *fields: int) -> Iterator[memoryview]:
@@ -101,17 +105,16 @@ def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:
         kind = key & 7
         if kind == VARINT:
             _, at = _varint(message, at)
-            continue
-        if kind == LENGTH:
+        elif kind == LENGTH:
             size, at = _varint(message, at)
+            if number == wanted:
+                yield message[at : at + size]
+            at += size
         else:
-            size = SIZES[kind]
-        if kind == LENGTH and number == wanted:
-            yield message[at : at + size]
-        at += size
+            at += SIZES[kind]
 
 
-def _varint(message: Any, at: int) -> tuple[int, int]:
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
     """Decode an integer in groups of 7 bits, the lowest first; return it and the index after it."""
     number = 0
     shift = 0

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,6 +23,7 @@ WORK = {
     "optimizer": "gradient norm, update, EMA",
     "communication": "collectives, including waiting for the slowest device",
 }
+NEAR = 2  # steps to a neighbor: a product, an instruction without a path such as a copy, and an instruction with a path
 
 
 def instruction_kinds(program: str) -> dict[str, str]:
@@ -34,19 +35,12 @@ def instruction_kinds(program: str) -> dict[str, str]:
     computations, _ = read_computations(program)
     kinds = {}
     for body in computations.values():
-        work = {name: _path_and_product(instruction, computations) for name, instruction in body.items()}
-        paths = {name: path for name, (path, _) in work.items()}
-        with_path = {name for name, path in paths.items() if path}
-        for name, (path, product) in work.items():
-            opcode = body[name].opcode
+        work = {name: _work_of(instruction, computations) for name, instruction in body.items()}
+        for name, instruction in body.items():
             # Loops over steps and microbatches have no kind: their time outside their instructions counts as idle.
-            if opcode == "while" and "jvp(" not in path:
+            if instruction.opcode == "while" and "jvp(" not in work[name].path:
                 continue
-            near = {name}
-            # The CPU compiler splits the products of attention and drops their source paths: use the paths of neighbors.
-            if product and not path:
-                near = _near(name, body, with_path)
-            kinds[name] = _kind(opcode, product, [paths[each] for each in near])
+            kinds[name] = _kind(instruction.opcode, work[name].is_product, _paths(name, body, work))
     return kinds
 
 
@@ -139,21 +133,43 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
     return next((value for key, value in event.stats if key == "hlo_op" and value in kind_of), "")
 
 
-def _path_and_product(instruction: Instruction, computations: Mapping[str, Computation]) -> tuple[str, bool]:
-    """Return the source path of an instruction, and whether it is a product.
+class _Work(NamedTuple):
+    """What an instruction computes.
 
-    A fusion has its first product's path; without a product, its own path or the path of its first instruction with a path.
+    Attributes:
+        path: source path of the instruction; of a fusion, of its first product; without a product, its own path, or of its
+            first instruction with a path. "" if the compiler has dropped it.
+        is_product: whether it is a product, or contains one.
     """
+
+    path: str
+    is_product: bool
+
+
+def _work_of(instruction: Instruction, computations: Mapping[str, Computation]) -> _Work:
+    """Return what an instruction computes, including the instructions of a fusion or call."""
     fused = [instruction]
     if instruction.opcode in ("fusion", "call"):
         for name in instruction.called:
             fused += computations.get(name, {}).values()
     products = [each for each in fused if _is_product(each)]
     path = next((each.path for each in products or fused if each.path), "")
-    return path, bool(products)
+    return _Work(path, is_product=bool(products))
+
+
+def _paths(name: str, body: Computation, work: Mapping[str, _Work]) -> list[str]:
+    """Return the source paths by which an instruction is classified: its own, or its neighbors' if a product has no path.
+
+    The CPU compiler splits the products of attention and drops their source paths.
+    """
+    if work[name].path or not work[name].is_product:
+        return [work[name].path]
+    with_path = {each for each in body if work[each].path}
+    return [work[each].path for each in _near(name, body, with_path)]
 
 
 def _is_product(instruction: Instruction) -> bool:
+    """Return whether an instruction is a product with a matrix, by the compiler or by a library."""
     if instruction.opcode == "dot":
         # The gradient of a bias, a sum over tokens, is also compiled to a dot, with a vector of ones.
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)
@@ -166,7 +182,7 @@ def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
     """Return an instruction, its operands and users, and the neighbors of each neighbor without a path."""
     near = {name}
     without_path = {name}
-    for _ in range(2):
+    for _ in range(NEAR):
         operands = {each for other in without_path for each in body[other].operands if each in body}
         users = {other for other, each in body.items() if not without_path.isdisjoint(each.operands)}
         without_path = (operands | users).difference(with_path) - near
@@ -174,11 +190,16 @@ def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
     return near
 
 
-def _kind(opcode: str, product: bool, paths: Iterable[str]) -> str:
+def _kind(opcode: str, is_product: bool, paths: Collection[str]) -> str:
+    """Return the kind of an instruction, one of `WORK`; the first that applies, in the order of the tests.
+
+    All operands and users of a product in the differentiated part are in that part too. So a single path outside, without
+    `jvp`, shows that a product without a path belongs to the optimizer.
+    """
     if opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return "communication"
     if any("/attn/" in path and "_proj" not in path for path in paths):
         return "attention"
     if any(path.startswith("jit(") and "jvp(" not in path for path in paths):
         return "optimizer"
-    return "products" if product else "elementwise"
+    return "products" if is_product else "elementwise"

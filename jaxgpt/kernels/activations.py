@@ -1,4 +1,4 @@
-"""Activation functions that save only their input for the backward pass."""
+"""Activation functions whose derivative needs no value of the forward pass except their input."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
 def keeping_input(f: Activation) -> Activation:
     """Define the derivative of an `f` with `f(x) - f(-x) = x` as `1 - f'(-x)`, in float32 or better.
 
-    GELU and SiLU are such functions. The backward pass recomputes erf, tanh or the sigmoid at -x. If it used
-    values at x, XLA would save them in the forward pass: a second array of the MLP's width for every layer.
+    GELU and SiLU are such functions. The derivative computes erf, tanh or the sigmoid at -x, which the forward pass does not
+    need. Under `jax.jit`, XLA thus computes it in the backward pass, and keeps only x until then. If it used values at x, XLA
+    would keep them too: a second array of the MLP's width for every layer. A scan over layers keeps the derivative instead of
+    x.
+
+    The derivative is not a `custom_vjp`, which has no forward mode (`jax.jvp`).
     """
     function = jax.custom_jvp(f)
 
@@ -32,6 +36,6 @@ _KEPT: dict[Activation, Activation] = {f: keeping_input(f) for f in (gelu, gelu_
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """Apply the named activation, like `ops.activations.activate`; GELU and SiLU save only their input."""
+    """Apply the named activation, like `ops.activations.activate`; GELU and SiLU with `keeping_input`."""
     f = ACTIVATIONS[name]
     return _KEPT.get(f, f)(x)

@@ -20,6 +20,7 @@ from jaxgpt.ops.random import subkey
 
 STACKED = "h"
 NO_CACHE = "ScannedGPT has no cache: generate with GPT and the result of unstack_layers"
+DIFFERENT_WINDOWS = "ScannedGPT needs the same sliding window in all layers; use GPT for the pattern"
 LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in linen's boxes
 
 
@@ -34,12 +35,18 @@ class ScannedGPT(GPT):
         key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
-        """Apply the blocks in a scan; all layers must have the same window. `init` declares unstacked weights."""
+        """Apply the blocks in a scan; all layers must have the same window.
+
+        `init` declares unstacked weights, from which `stack_layers` makes the weights that this method reads.
+        """
         if self.is_initializing():
             return super().blocks(x_BTD, positions, cache, key, tokens_BT)
         if cache is not None:
             raise TypeError(NO_CACHE)
-        [window] = set(self.config.windows)
+        windows = set(self.config.windows)
+        if len(windows) > 1:
+            raise ValueError(f"{DIFFERENT_WINDOWS}: {sorted(windows)}")
+        [window] = windows
         rotation = self._rotation(positions, window)
         block = self.block(self.config, self.ops, parent=None, name=STACKED)
         visible = Visible(positions, None, window)

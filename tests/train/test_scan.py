@@ -142,3 +142,11 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
 
 def shardings_of(state: object) -> object:
     return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def test_different_windows_are_one_line() -> None:
+    """Config rejects the pattern; a model made in Python has no such check."""
+    model, params = make(small("gpt2", n_layer=2, sliding_window=4, window_pattern="LG"))
+    tokens = random_ids(model.config, (1, 8))
+    with pytest.raises(ValueError, match=r"the same sliding window in all layers; use GPT for the pattern: \[0, 4\]"):
+        ScannedGPT(model.config).apply({"params": stack_layers(params)}, tokens)
