@@ -9,14 +9,8 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.devices import LANES
-from jaxgpt.kernels.ring import (
-    MixedAttention,
-    balanced_order,
-    gathered_attention,
-    halo_attention,
-    halo_size,
-    ring_attention,
-)
+from jaxgpt.kernels.halo import balanced_order, halo_size
+from jaxgpt.kernels.ring import MixedAttention, gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend

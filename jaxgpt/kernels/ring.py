@@ -7,8 +7,8 @@ keys and values of other devices:
   keys and values of whole rows, of one layer at a time.
 - ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
   values of one device.
-- halo: with a sliding window, a device receives the keys and values before its tokens, and sends their gradients back.
-  Devices have consecutive tokens, or two chunks of them (`balanced_order`).
+- halo: with a sliding window, a device receives the keys and values before its tokens, and sends their gradients back
+  (`kernels/halo.py`).
 
 All receive the keys and values again in the backward pass. Gradients of keys and values are sent in float32 in a ring, and
 otherwise in the dtype of the keys.
@@ -24,15 +24,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from jaxgpt.kernels import online
-from jaxgpt.kernels.devices import LANES, logical_spec, mesh_axes, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.devices import logical_spec, mesh_axes, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.halo import (
+    Halo,
+    halo_places,
+    halo_size,
+    join_chunks,
+    split_chunks,
+    split_place,
+    with_halo,
+    without_halo,
+)
 from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array, AttendFn
-from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
+from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
 
 class Layout(NamedTuple):
@@ -42,15 +51,13 @@ class Layout(NamedTuple):
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
         ring: whether keys move in a ring; otherwise they are gathered.
-        halo: number of keys that a device receives before each of its chunks; 0: it receives the keys of all devices.
-        chunks: number of chunks of consecutive tokens of a device, in separate rows; 2: in the order of `balanced_order`.
+        halo: the keys that a device receives; None: the keys of all devices.
     """
 
     axes: tuple[str, ...]
     rule: Rule
     ring: bool
-    halo: int = 0
-    chunks: int = 1
+    halo: Halo | None = None
 
 
 class Division(NamedTuple):
@@ -157,23 +164,6 @@ class MixedAttention:
         return is_ordered and halo_size(visible.window, q_BTNH.shape[1] // (2 * self.balanced)) > 0
 
 
-def halo_size(window: int, tokens: int) -> int:
-    """Return how many tokens before a chunk the queries of the chunk attend to.
-
-    The number is rounded up to whole vectors of a TPU, but not above `tokens`.
-
-    Args:
-        window: sliding window in tokens; 0: no limit.
-        tokens: number of tokens of a chunk, which are consecutive and on one device.
-
-    Returns:
-        The number of tokens; 0: the window is 0 or 1, or also reaches tokens before the previous chunk.
-    """
-    if not 1 < window <= tokens + 1:
-        return 0
-    return min(LANES * math.ceil((window - 1) / LANES), tokens)
-
-
 def division_of(q_BTNH: Array, place: Positions) -> Division:
     """Return how the current mesh and rules divide the arrays of attention."""
     queries = logical_spec("batch", "length", "heads", None)
@@ -187,17 +177,6 @@ def division_of(q_BTNH: Array, place: Positions) -> Division:
         place=PartitionSpec(rows, queries[1]),
         row_place=PartitionSpec(rows, None),
     )
-
-
-def balanced_order(tokens: int, devices: int) -> np.ndarray:
-    """Return a permutation of the tokens of a row, int64 `[T]`, that divides causal attention equally over devices.
-
-    A row has `2 * devices` chunks. Device i has the chunks i and `2 * devices - 1 - i`: a chunk with few keys, and one with
-    many. Source: the zigzag order of https://github.com/zhuzilin/ring-flash-attention.
-    """
-    chunks = np.arange(tokens).reshape(2 * devices, -1)
-    order = [chunks[chunk] for device in range(devices) for chunk in (device, 2 * devices - 1 - device)]
-    return np.concatenate(order)
 
 
 def _attention(
@@ -236,12 +215,12 @@ def _make_local(axes: tuple[str, ...], window: int, scale: float, ring: bool, ch
 
     def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
         B, T, N, _ = q_BTNH.shape
-        halo = halo_size(window, T // chunks) if axes and chunks else 0
-        if halo:
+        size = halo_size(window, T // chunks) if axes and chunks else 0
+        if size:
             place = split_place(place, chunks, B)
             arrays = split_chunks(q_BTNH, 1, chunks), split_chunks(k_BKSH, 2, chunks), split_chunks(v_BKHS, 3, chunks)
             rule = Rule(window, scale, online.tile_size(T // chunks, chunks * B, N))
-            layout = Layout(axes, rule, ring=False, halo=halo, chunks=chunks)
+            layout = Layout(axes, rule, ring=False, halo=Halo(axes, size, chunks))
             return join_chunks(_on_device(layout, *arrays, place, row_place), 1, chunks)
         rule = Rule(window, scale, online.tile_size(T, B, N))
         out_BTNH: Array = _on_device(Layout(axes, rule, ring and bool(axes)), q_BTNH, k_BKSH, v_BKHS, place, row_place)
@@ -309,12 +288,11 @@ _on_device.defvjp(_forward, _backward)
 
 def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
     """Gather the keys and values of whole rows, or of the halo and this device."""
-    if layout.halo:
-        shape = k_BKSH.shape
-        k_BKSH, v_BKHS = with_halo(layout.axes, layout.halo, layout.chunks, k_BKSH, v_BKHS)
-        rows = shape[0] // layout.chunks
-        place = halo_places(layout.axes, layout.halo, layout.chunks, rows, shape[2], row_place)
-        return Keys(k_BKSH, v_BKHS, place)
+    if layout.halo is not None:
+        rows = len(k_BKSH) // layout.halo.chunks
+        tokens = k_BKSH.shape[2]
+        place = halo_places(layout.halo, rows, tokens, row_place)
+        return Keys(*with_halo(layout.halo, k_BKSH, v_BKHS), place)
     if layout.axes:
         k_BKSH, v_BKHS = gather_keys(layout.axes, k_BKSH, v_BKHS)
     return Keys(k_BKSH, v_BKHS, row_place)
@@ -322,8 +300,8 @@ def _gathered(layout: Layout, k_BKSH: Array, v_BKHS: Array, row_place: Positions
 
 def _returned(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
     """Return the gradients of this device's keys and values, from the gradients of the results of `_gathered`."""
-    if layout.halo:
-        return _without_halo(layout, dk_BKSH, dv_BKHS)
+    if layout.halo is not None:
+        return without_halo(layout.halo, dk_BKSH, dv_BKHS)
     if layout.axes:
         return _scatter(layout.axes, dk_BKSH, dv_BKHS)
     return dk_BKSH, dv_BKHS
@@ -348,95 +326,6 @@ gather_keys.defvjp(
     lambda axes, k_BKSH, v_BKHS: (gather_keys(axes, k_BKSH, v_BKHS), None),
     lambda axes, _, gradients: _scatter(axes, *gradients),
 )
-
-
-# Keys before the tokens of a device.
-
-
-def split_chunks(x: Array, axis: int, chunks: int) -> Array:
-    """Put the chunks of a device in separate rows: first all rows of the first chunk, then all of the second."""
-    return jnp.concatenate(jnp.split(x, chunks, axis), 0)
-
-
-def join_chunks(x: Array, axis: int, chunks: int) -> Array:
-    """Invert `split_chunks`."""
-    return jnp.concatenate(jnp.split(x, chunks, 0), axis)
-
-
-def split_place(place: Positions, chunks: int, rows: int) -> Positions:
-    """Put the positions of the chunks of a device in separate rows, for arrays with this number of rows."""
-
-    def split(x_BT: Array) -> Array:
-        if chunks > 1:
-            x_BT = jnp.broadcast_to(x_BT, (rows, x_BT.shape[1]))
-        return split_chunks(x_BT, 1, chunks)
-
-    return jax.tree.map(split, place)
-
-
-def with_halo(axes: tuple[str, ...], halo: int, chunks: int, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
-    """Prepend the keys and values of the tokens before each chunk, in rows of `split_chunks`; zeros before the first token."""
-    last_k, last_v = k_BKSH[:, :, -halo:], v_BKHS[..., -halo:]
-    received_k, received_v = (_of_previous_chunk(axes, chunks, last) for last in (last_k, last_v))
-    return jnp.concatenate([received_k, k_BKSH], 2), jnp.concatenate([received_v, v_BKHS], 3)
-
-
-def _of_previous_chunk(axes: tuple[str, ...], chunks: int, x: Array) -> Array:
-    """Exchange values of chunks, in rows of `split_chunks`: receive those of the previous chunk of the text, or zeros."""
-    if chunks == 1:
-        return _shift(axes, 1, x)
-    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the latter.
-    early, late = jnp.split(x, 2)
-    is_last = jax.lax.axis_index(axes) == jax.lax.axis_size(axes) - 1
-    before_late = jnp.where(is_last, early, _shift(axes, -1, late))
-    return jnp.concatenate([_shift(axes, 1, early), before_late])
-
-
-def halo_places(
-    axes: tuple[str, ...], halo: int, chunks: int, rows: int, tokens: int, row_place: Positions
-) -> Positions:
-    """Return the positions of the keys of `with_halo`, given the positions of whole rows; `NO_TOKEN` before the first token.
-
-    Args:
-        axes: mesh axes that shard positions.
-        halo: number of tokens before a chunk.
-        chunks: number of chunks of a device, 1 or 2.
-        rows: number of rows of a device, before `split_chunks`.
-        tokens: number of tokens of a chunk.
-        row_place: positions of whole rows, in the order of the tokens.
-    """
-    devices = int(jax.lax.axis_size(axes))
-    index = jax.lax.axis_index(axes)
-    firsts = [index * tokens]
-    if chunks == 2:
-        firsts.append((2 * devices - 1 - index) * tokens)
-
-    def of_device(row_BT: Array) -> Array:
-        if chunks == 2:
-            row_BT = jnp.broadcast_to(row_BT, (rows, row_BT.shape[1]))
-            text_order = np.argsort(balanced_order(row_BT.shape[1], devices))
-            row_BT = row_BT[:, text_order]
-        padded = jnp.pad(row_BT, ((0, 0), (halo, 0)), constant_values=NO_TOKEN)
-        of_chunks = [jax.lax.dynamic_slice_in_dim(padded, first, halo + tokens, axis=1) for first in firsts]
-        return jnp.concatenate(of_chunks)
-
-    return jax.tree.map(of_device, row_place)
-
-
-def _without_halo(layout: Layout, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
-    """Send the gradients of the halo back, and add the received gradients: the transpose of `with_halo`."""
-    extend = functools.partial(with_halo, layout.axes, layout.halo, layout.chunks)
-    k_BKSH, v_BKHS = dk_BKSH[:, :, layout.halo :], dv_BKHS[..., layout.halo :]
-    transposed = jax.linear_transpose(extend, k_BKSH, v_BKHS)
-    dk_BKSH, dv_BKHS = transposed((dk_BKSH, dv_BKHS))
-    return dk_BKSH, dv_BKHS
-
-
-def _shift(axes: tuple[str, ...], by: int, x: Array) -> Array:
-    """Send an array to the next device, or for -1 to the previous; the device at the end receives zeros."""
-    devices = int(jax.lax.axis_size(axes))
-    pairs = [(device, device + by) for device in range(devices) if 0 <= device + by < devices]
-    return jax.lax.ppermute(x, axes, pairs)
 
 
 # Keys that move in a ring.

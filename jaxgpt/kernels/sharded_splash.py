@@ -1,7 +1,7 @@
 """Splash attention over rows with positions sharded over devices: a TPU kernel for the queries of each device.
 
 A device gathers the keys and values of whole rows or, with a sliding window, receives the keys and values before its tokens
-(`kernels/ring.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel for
+(`kernels/halo.py`), forward and backward. Then one call of the kernel computes its queries. A ring would call the kernel for
 each pair of devices, but the kernel's public functions have no derivative for a softmax that is a part of a larger softmax.
 """
 
@@ -19,12 +19,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
-from jaxgpt.kernels.ring import (
-    Division,
+from jaxgpt.kernels.halo import (
+    Halo,
     balanced_order,
-    division_of,
-    gather_keys,
-    gathered_attention,
     halo_places,
     halo_size,
     join_chunks,
@@ -32,6 +29,7 @@ from jaxgpt.kernels.ring import (
     split_place,
     with_halo,
 )
+from jaxgpt.kernels.ring import Division, division_of, gather_keys, gathered_attention
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 
@@ -46,7 +44,7 @@ class ShardedSplash:
     without a mesh, use `gathered_attention`.
 
     Attributes:
-        balanced: number of devices that the order of the tokens balances (`ring.balanced_order`); 1: consecutive tokens.
+        balanced: number of devices that the order of the tokens balances (`halo.balanced_order`); 1: consecutive tokens.
     """
 
     balanced: int = 1
@@ -70,11 +68,12 @@ class ShardedSplash:
         arrays = scaled_q, k_BKSH, v_BKHS, visible.query, visible.query
         chunks = 1 if self.balanced == 1 else 2
         # Chunks of the order are chunks of a device if the same number of devices has the row.
-        halo = 0
+        size = 0
         if self.balanced in (1, division.devices):
-            halo = halo_size(visible.window, T // division.devices // chunks)
-        if halo:
-            local = functools.partial(_within_halo, division.axes, visible.window, halo, chunks, tile)
+            size = halo_size(visible.window, T // division.devices // chunks)
+        if size:
+            halo = Halo(division.axes, size, chunks)
+            local = functools.partial(_within_halo, halo, visible.window, tile)
             return _on_devices(local, division, (), (), arrays)
 
         # The kernel of a device holds its rows of the mask, which are sharded like the queries.
@@ -95,7 +94,7 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     Args:
         T: number of tokens of a row.
         devices: number of devices that divide a row.
-        balanced: number of devices in `ring.balanced_order`; 1: consecutive tokens.
+        balanced: number of devices in `halo.balanced_order`; 1: consecutive tokens.
     """
     chunks = math.lcm(devices, 2 * balanced if balanced > 1 else 1)
     for tile in range(TILE, 0, -LANES):
@@ -135,10 +134,8 @@ def _over_rows(
 
 
 def _within_halo(
-    axes: tuple[str, ...],
+    halo: Halo,
     window: int,
-    halo: int,
-    chunks: int,
     tile: int,
     q_BTNH: Array,
     k_BKSH: Array,
@@ -148,31 +145,33 @@ def _within_halo(
 ) -> Array:
     """Compute attention within a window, to the keys of the halo and of this device."""
     rows = len(q_BTNH)
-    q_BTNH = split_chunks(q_BTNH, 1, chunks)
+    q_BTNH = split_chunks(q_BTNH, 1, halo.chunks)
+    k_BKSH = split_chunks(k_BKSH, 2, halo.chunks)
+    v_BKHS = split_chunks(v_BKHS, 3, halo.chunks)
+    k_BKSH, v_BKHS = with_halo(halo, k_BKSH, v_BKHS)
     tokens = q_BTNH.shape[1]
-    k_BKSH, v_BKHS = with_halo(axes, halo, chunks, split_chunks(k_BKSH, 2, chunks), split_chunks(v_BKHS, 3, chunks))
 
     # The keys before the first token of a row have the document `NO_TOKEN`, like padding.
     if row_place.document_BT is None:
         row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
         place = place._replace(document_BT=jnp.zeros_like(place.position_BT))
-    place = split_place(place, chunks, rows)
-    document_BS = jnp.asarray(halo_places(axes, halo, chunks, rows, tokens, row_place).document_BT)
+    place = split_place(place, halo.chunks, rows)
+    document_BS = jnp.asarray(halo_places(halo, rows, tokens, row_place).document_BT)
 
     # Pad the keys in front to whole tiles; the mask hides the padding, which is before the window of each query.
     no = (0, 0)
-    fill = (-halo % tile, 0)
+    fill = (-halo.size % tile, 0)
     k_BKSH = jnp.pad(k_BKSH, (no, no, fill, no))
     v_BKHS = jnp.pad(v_BKHS, (no, no, no, fill))
     document_BS = jnp.pad(document_BS, (no, fill), constant_values=NO_TOKEN)
 
     splash = _splash()
-    before = fill[0] + halo
+    before = fill[0] + halo.size
     mask = splash.LocalMask((tokens, before + tokens), (window - 1, 0), offset=before)
     heads = q_BTNH.shape[2]
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * heads), **_options(tile))
     out_BTNH = _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, document_BS)
-    return join_chunks(out_BTNH, 1, chunks)
+    return join_chunks(out_BTNH, 1, halo.chunks)
 
 
 def _attend(

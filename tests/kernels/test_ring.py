@@ -17,16 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels import online, ring
+from jaxgpt.kernels import halo, online
+from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.halo import balanced_order, halo_size
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.kernels.ring import (
-    MixedAttention,
-    balanced_order,
-    gathered_attention,
-    halo_attention,
-    halo_size,
-    ring_attention,
-)
+from jaxgpt.kernels.ring import MixedAttention, gathered_attention, halo_attention, ring_attention
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, padded_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
@@ -110,7 +105,7 @@ def test_a_halo_is_enough_for_a_window(
     sizes: dict[str, int], window: int, with_documents: bool, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tokens in their order, a device needs only the keys of the previous device."""
-    monkeypatch.setattr(ring, "LANES", lanes)
+    monkeypatch.setattr(halo, "LANES", lanes)
     T = 32
     place = documents(T) if with_documents else row_positions(T)
     order = np.arange(T)
@@ -139,7 +134,7 @@ def test_layers_with_a_window_receive_a_halo_of_each_chunk(
     sizes: dict[str, int], window: int, with_documents: bool, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In balanced order, a device needs only the keys before its two chunks."""
-    monkeypatch.setattr(ring, "LANES", 1)
+    monkeypatch.setattr(halo, "LANES", 1)
     T = 32
     context = sizes["context"]
     place = documents(T) if with_documents else row_positions(T)
@@ -160,7 +155,7 @@ def test_a_halo_has_the_window_of_the_first_token(window: int, tokens: int) -> N
     halo = halo_size(window, tokens)
     assert halo <= tokens
     if halo:
-        assert window - 1 <= halo < window - 1 + ring.LANES
+        assert window - 1 <= halo < window - 1 + LANES
     else:
         assert window <= 1 or window - 1 > tokens
 

@@ -13,7 +13,7 @@ from helpers import interpreted_splash, small
 
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.kernels import best, in_balanced_order
-from jaxgpt.kernels.ring import balanced_order
+from jaxgpt.kernels.halo import balanced_order
 from jaxgpt.kernels.sharded_splash import ShardedSplash, _row_mask, tile_size
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
