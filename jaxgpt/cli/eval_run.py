@@ -20,8 +20,8 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
+from jaxgpt.post.held_out import HeldOutReward, RewardResult
 from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
-from jaxgpt.post.rollouts import HeldOutReward, RewardResult
 from jaxgpt.post.start import build_program, named_reward, reference_source
 from jaxgpt.progress import Progress
 from jaxgpt.trainer.evaluation import evaluate

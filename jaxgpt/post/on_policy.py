@@ -14,7 +14,8 @@ import numpy as np
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
-from jaxgpt.post.rollouts import answers_to, held_out_prompts, rollout_batch
+from jaxgpt.post.held_out import answers_to, held_out_prompts
+from jaxgpt.post.rollouts import rollout_batch
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.mean_loss import Evaluation, summarize

@@ -5,38 +5,29 @@ A rollout is a function of (seed, step, state): a resumed run needs no other sta
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
-from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.processes import is_leader, on_leader
+from jaxgpt.parallel.processes import on_leader
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import VARIANTS, advantages
 from jaxgpt.post.rewards import Reward, metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.evaluators import Result, Watch
-from jaxgpt.trainer.events import Listener
-from jaxgpt.trainer.metrics import parse_line
 from jaxgpt.trainer.program import Program
 
 OVERLONG = "reward_overlong"  # metric of the penalty for long answers
@@ -283,147 +274,3 @@ def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
             f"log probabilities of a rollout differ by {difference:.2g} nats between the sampler and training, more than by "
             "the rounding of float32: report this"
         )
-
-
-# Evaluation.
-
-
-class RewardResult(NamedTuple):
-    """The rewards of greedy answers to the held-out prompts, with their standard error.
-
-    Attributes:
-        reward: mean reward.
-        stderr: standard error of the mean over prompts; NaN for a single prompt.
-        rewards: reward of each answer, float32.
-        parts: values of each of several rewards and of the penalty for long answers, float32, keyed by metric.
-        answers: generated texts.
-        prompts: prompts, as in their records.
-        tokens: mean number of tokens of an answer.
-    """
-
-    reward: float
-    stderr: float
-    rewards: np.ndarray
-    answers: Sequence[str]
-    prompts: Sequence[Any]
-    tokens: float
-    parts: Mapping[str, np.ndarray] = {}
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The numbers in `metrics.jsonl`."""
-        numbers = {"val_reward": self.reward, "val_reward_stderr": self.stderr, "val_answer_tokens": self.tokens}
-        return numbers | {f"val_{name}": value for name, value in self.part_means.items()}
-
-    @property
-    def part_means(self) -> dict[str, float]:
-        """The mean of each of several rewards, keyed by metric."""
-        return {name: float(value_B.mean()) for name, value_B in self.parts.items()}
-
-    @property
-    def ranking(self) -> float:
-        """Lower is better."""
-        return -self.reward
-
-    @property
-    def samples(self) -> list[dict[str, Any]]:
-        """The lines of samples.jsonl, without the step."""
-        lines = []
-        for row, (prompt, answer) in enumerate(zip(self.prompts, self.answers, strict=True)):
-            line = {"prompt": prompt, "answer": answer, "reward": float(self.rewards[row])}
-            lines.append(line | {name: float(value_B[row]) for name, value_B in self.parts.items()})
-        return lines
-
-    def __str__(self) -> str:
-        """Format the mean reward and its standard error, as `reward 0.8125 +- 0.0701 (32 prompts)`."""
-        error = f" +- {self.stderr:.4f}" if np.isfinite(self.stderr) else ""
-        return f"reward {self.reward:.4f}{error} ({len(self.rewards)} prompts)"
-
-
-def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
-    """Return the prompts of an evaluation: the validation split; before the last one, up to `train.eval_windows` (0: all)."""
-    assert watch.data is not None, "the data of the run"
-    assert isinstance(watch.data.val, PromptSplit)
-    prompts = watch.data.val.prompts
-    if not watch.final and config.train.eval_windows:
-        return prompts[: config.train.eval_windows]
-    return prompts
-
-
-def answers_to(
-    prompts: Sequence[Prompt], program: Program, params: Any, watch: Watch, key: jax.Array | None
-) -> list[Generation] | None:
-    """Answer prompts in batches of `train.eval_batch_size` (0: the size of a rollout); return None if interrupted.
-
-    `key` as for `sample`.
-    """
-    config = program.config
-    assert watch.data is not None, "the data of the run"
-    size = config.train.eval_batch_size or config.rollout_answers
-    lm = LM(config, program.weights(params), watch.data.tokenizer)
-    answers: list[Generation] = []
-    for first in range(0, len(prompts), size):
-        if watch.interrupted():
-            return None
-        of_batch = None if key is None else jax.random.fold_in(key, first)
-        answers += sample(lm, prompts[first : first + size], of_batch)
-        watch.progress(len(answers), len(prompts))
-    return answers
-
-
-@dataclass(frozen=True)
-class HeldOutReward:
-    """An evaluator: the mean reward of greedy answers to held-out prompts, the validation split of `Watch.data`.
-
-    The last evaluation uses all prompts, earlier evaluations up to `train.eval_windows` (0: all).
-    """
-
-    reward: Reward
-    ranks_by: ClassVar[str] = "reward"
-
-    def __call__(self, program: Program, params: Any, watch: Watch) -> RewardResult | None:
-        """Answer the prompts (`answers_to`), and reward the answers."""
-        config = program.config
-        prompts = held_out_prompts(config, watch)
-        answers = answers_to(prompts, program, params, watch, key=None)
-        if answers is None:
-            return None
-        parts = reward_answers(self.reward, config, prompts, answers)
-        rewards = parts.pop("reward")
-        n = len(rewards)
-        stderr = float(rewards.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
-        texts = [answer.text for answer in answers]
-        tokens = float(np.mean([len(answer_ids(answer)) for answer in answers]))
-        originals = [prompt.prompt for prompt in prompts]
-        return RewardResult(float(rewards.mean()), stderr, rewards, texts, originals, tokens, parts)
-
-
-class SampleFile(Listener):
-    """Writes the answers of each evaluation, with their rewards or divergences, to samples.jsonl in the run directory.
-
-    A result provides the lines as its attribute `samples`.
-    """
-
-    path: Path
-
-    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.path = run.path / SAMPLES
-        if not is_leader() or not self.path.is_file():
-            return
-        # A resumed run repeats the evaluations after its checkpoint. A killed run may leave an incomplete line.
-        kept = b""
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            found = parse_line(line)
-            if found is not None and found["step"] <= step:
-                kept += line
-        write_atomically(self.path, kept)
-
-    def evaluated(self, step: int, result: Result) -> None:
-        samples = getattr(result, "samples", None)
-        if samples is None or not is_leader():
-            return
-        with self.path.open("a") as file:
-            for sample in samples:
-                line = {"step": step, **sample}
-                # Messages from Parquet files may have other values, such as times.
-                file.write(json.dumps(line, default=repr) + "\n")

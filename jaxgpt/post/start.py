@@ -23,12 +23,13 @@ from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.distill import distillation_objective
+from jaxgpt.post.held_out import HeldOutReward
 from jaxgpt.post.on_policy import HeldOutDivergence, on_policy_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
 from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
-from jaxgpt.post.rollouts import HeldOutReward, Rollouts, no_rollout
+from jaxgpt.post.rollouts import Rollouts, no_rollout
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.loss import Objective, router_penalties
 from jaxgpt.trainer.build import build

@@ -19,6 +19,7 @@ from jaxgpt.data.prompts import Prompt
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation
+from jaxgpt.post.held_out import RewardResult, SampleFile
 from jaxgpt.post.rewards import (
     WeightedSum,
     last_number,
@@ -28,7 +29,7 @@ from jaxgpt.post.rewards import (
     overlong_penalty,
     rewards_of,
 )
-from jaxgpt.post.rollouts import RewardResult, SampleFile, reward_answers, rollout_batch
+from jaxgpt.post.rollouts import reward_answers, rollout_batch
 from jaxgpt.post.start import named_reward
 
 
