@@ -128,8 +128,8 @@ def _change(loss: Loss) -> dict[str, float]:
     """Compute the change in loss from rounding the weights, and its standard error."""
     from jaxgpt.trainer.mean_loss import loss_difference
 
-    difference, stderr = loss_difference(loss.as_trained, loss.rounded)
-    return {"loss_float32": loss.as_trained.loss, "loss_change": difference, "loss_change_stderr": stderr}
+    change = loss_difference(loss.as_trained, loss.rounded)
+    return {"loss_float32": loss.as_trained.loss, "loss_change": change.mean, "loss_change_stderr": change.stderr}
 
 
 def _describe_change(change: dict[str, float]) -> str:

@@ -130,18 +130,17 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
 
     rows = []
     for one in collectives[:SITES]:
-        fast, slow = collective_seconds(one, topology.chip)
-        time = f"{1e3 * fast:.2f} ms"
-        if slow > fast:
-            time += f" ({1e3 * slow:.2f} along one dimension)"
+        seconds = collective_seconds(one, topology.chip)
+        time = f"{1e3 * seconds.all_links:.2f} ms"
+        if seconds.one_dimension > seconds.all_links:
+            time += f" ({1e3 * seconds.one_dimension:.2f} along one dimension)"
         where = "between slices" if one.between_slices else f"along {_along(one)}"
         sent = f"{plural(one.times, 'call')}, {si(one.sent * one.times)}B sent"
         rows.append(f"{time}  {one.kind} {where}: {one.site or 'scalars and others'}, {sent}")
 
     others = collectives[SITES:]
     if others:
-        times = [collective_seconds(one, topology.chip) for one in others]
-        total = sum(fast for fast, _ in times)
+        total = sum(collective_seconds(one, topology.chip).all_links for one in others)
         sent = si(sum(one.sent * one.times for one in others))
         rows.append(f"{1e3 * total:.2f} ms  {len(others)} smaller kinds, {sent}B sent")
     return rows
@@ -184,7 +183,7 @@ def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> d
     sums: dict[tuple[str, str], float] = {}
     for one in collectives:
         key = one.kind, _along(one)
-        seconds, _ = collective_seconds(one, topology.chip)
+        seconds = collective_seconds(one, topology.chip).all_links
         sums[key] = sums.get(key, 0.0) + seconds
     return sums
 

@@ -28,11 +28,24 @@ def round_up(n: int, least: int = 1) -> int:
     return 1 << (max(n, least) - 1).bit_length()
 
 
-def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[int, int, int]:
-    """Return the number of rows, of slots for a prompt and of slots for the whole text.
+class BufferSizes(NamedTuple):
+    """Sizes of the token buffer of a text, rounded up so that prompts of similar sizes share a compiled program.
 
-    All three are rounded up, so that prompts of similar sizes share a compiled program. If there is more than one row, their
-    number is a multiple of `ways`, the number of shards of a batch.
+    Attributes:
+        rows: number of rows.
+        prompt: slots of a row for its prompt.
+        text: slots of a row for the prompt and the new tokens.
+    """
+
+    rows: int
+    prompt: int
+    text: int
+
+
+def buffer_sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> BufferSizes:
+    """Return the sizes of the buffer for prompts, and for at most `limits` new tokens of each.
+
+    If there is more than one row, their number is a multiple of `ways`, the number of shards of a batch.
     """
     longest = max(len(prompt) for prompt in prompts)
     rows = round_up(len(prompts))
@@ -40,16 +53,17 @@ def sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1
         rows = math.ceil(rows / ways) * ways
     prompt_slots = round_up(longest - 1, 8) + 1  # `prefill` reads all tokens of a prompt except the last
     new_slots = round_up(max(limits), 64)
-    return rows, prompt_slots, prompt_slots + new_slots
+    return BufferSizes(rows=rows, prompt=prompt_slots, text=prompt_slots + new_slots)
 
 
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[TokenBuffer, int]:
     """Stack prompts, padded on the left; further rows are empty. Return the buffer and the slots for the whole text."""
-    B, P, size = sizes(prompts, limits, ways)
-    ids_BP = np.full((B, P), NO_TOKEN, np.int32)
+    sizes = buffer_sizes(prompts, limits, ways)
+    P = sizes.prompt
+    ids_BP = np.full((sizes.rows, P), NO_TOKEN, np.int32)
     for row, ids in enumerate(prompts):
         ids_BP[row, P - len(ids) :] = ids
-    return TokenBuffer(ids_BP, np.int32(P)), size  # type: ignore[arg-type]
+    return TokenBuffer(ids_BP, np.int32(P)), sizes.text  # type: ignore[arg-type]
 
 
 def start(
@@ -68,7 +82,7 @@ def start(
         prompts: ids of each prompt, at least one.
         keys: one random key per prompt.
         limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
-        ways: number of shards of a batch, as in `sizes`.
+        ways: number of shards of a batch, as in `buffer_sizes`.
     """
     assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because `_resize` repeats keys
     text, size = left_pad(prompts, limits, ways)

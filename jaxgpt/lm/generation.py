@@ -232,10 +232,11 @@ class Request(NamedTuple):
         """Enter the mesh of the weights; raise `UserError` if `copies` caches do not fit in memory.
 
         The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches. `size` is the
-        number of slots of a row; 0: the slots of a new text (`engine.sizes`).
+        number of slots of a row; 0: the slots of a new text (`engine.buffer_sizes`).
         """
-        rows, _, new_size = engine.sizes(self.rows, self.new, row_ways(self.lm))
-        size = size or new_size
+        sizes = engine.buffer_sizes(self.rows, self.new, row_ways(self.lm))
+        rows = sizes.rows
+        size = size or sizes.text
         shards, devices = cache_shards(self.lm, rows)
         memory = device_memory(devices)
         needed = copies * rows * self._row_bytes(size) / shards
@@ -357,7 +358,7 @@ def _beam_search(
         found = engine.search(sampler, beams, request.lm.params, request.rows, request.new, ways)
 
     out = []
-    _, P, _ = engine.sizes(request.rows, request.new)
+    P = engine.buffer_sizes(request.rows, request.new).prompt
     for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):
             length = int(found.length_BW[row, beam])

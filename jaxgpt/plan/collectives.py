@@ -49,7 +49,19 @@ class Collective(NamedTuple):
         return self.bytes * ways.get(self.kind, (g - 1) / g)
 
 
-def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list[Collective], bool]:
+class ProgramText(NamedTuple):
+    """What the text of a compiled program shows.
+
+    Attributes:
+        collectives: the collectives of the program.
+        has_loops: whether the program has loops.
+    """
+
+    collectives: list[Collective]
+    has_loops: bool
+
+
+def read_program(text: str, mesh: Mapping[str, int] | None = None) -> ProgramText:
     """Return the collectives of a compiled program, and whether the program has loops.
 
     A collective that the compiler split into start and done counts once. Fusions with parts of one collective also count
@@ -71,7 +83,7 @@ def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list
     executions = count_executions(computations, entry)
     called = [computations.get(name, {}).values() for name in executions]
     instructions = [each for body in called for each in body]
-    loops = any(each.opcode == "while" for each in instructions)
+    has_loops = any(each.opcode == "while" for each in instructions)
     fused = {name for each in instructions if each.opcode == "fusion" for name in each.called}
 
     collectives: dict[tuple[str, ...], Collective] = {}
@@ -86,7 +98,7 @@ def read_program(text: str, mesh: Mapping[str, int] | None = None) -> tuple[list
             if name in fused and channel:
                 key = (collective.kind, channel, str(collective.bytes), instruction.path)
             collectives.setdefault(key, collective._replace(times=n))
-    return list(collectives.values()), loops
+    return ProgramText(collectives=list(collectives.values()), has_loops=has_loops)
 
 
 def group_of(line: str, devices: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt.parallel.chips import Chip
 from jaxgpt.plan.collectives import Collective
@@ -112,21 +112,33 @@ def rates_of(chip: Chip) -> dict[str, float]:
     return {"compute": chip.flops, "memory": chip.hbm_bandwidth, "links": chip.link, "network": chip.network}
 
 
-def collective_seconds(one: Collective, chip: Chip) -> tuple[float, float]:
-    """Return the seconds of all executions of a collective with all links, and with the links of one torus dimension.
+class CollectiveSeconds(NamedTuple):
+    """Seconds of all executions of a collective.
 
     On a torus of n dimensions, an axis of the mesh that follows one dimension has 1/n of the links of a chip. Between slices,
-    and on chips behind a switch, both are equal.
+    and on chips behind a switch, both times are equal.
+
+    Attributes:
+        all_links: seconds with all links of a chip.
+        one_dimension: seconds with the links of one torus dimension.
     """
+
+    all_links: float
+    one_dimension: float
+
+
+def collective_seconds(one: Collective, chip: Chip) -> CollectiveSeconds:
+    """Return the seconds of all executions of a collective."""
     sent = one.sent * one.times
     if one.between_slices:
-        return sent / chip.network, sent / chip.network
-    return sent / chip.link, chip.torus * sent / chip.link
+        seconds = sent / chip.network
+        return CollectiveSeconds(all_links=seconds, one_dimension=seconds)
+    return CollectiveSeconds(all_links=sent / chip.link, one_dimension=chip.torus * sent / chip.link)
 
 
 def collective_json(one: Collective, chip: Chip) -> dict[str, Any]:
     """Return the numbers of a collective, in bytes and seconds per step and device."""
-    fast, slow = collective_seconds(one, chip)
+    seconds = collective_seconds(one, chip)
     return {
         "kind": one.kind,
         "axes": list(one.axes),
@@ -135,8 +147,8 @@ def collective_json(one: Collective, chip: Chip) -> dict[str, Any]:
         "bytes": one.bytes * one.times,
         "sent": one.sent * one.times,
         "between_slices": one.between_slices,
-        "seconds": fast,
-        "seconds_one_dimension": slow,
+        "seconds": seconds.all_links,
+        "seconds_one_dimension": seconds.one_dimension,
     }
 
 

@@ -322,13 +322,20 @@ def argument_bytes(program: Program, work: Work = NEXT_TOKEN) -> dict[str, float
     return kinds
 
 
-def step_flops(program: Program, work: Work = NEXT_TOKEN) -> tuple[float, float]:
-    """Compute the FLOPs of a step on one device with `flops_per_token`.
+class StepFlops(NamedTuple):
+    """FLOPs of a step on one device.
 
-    Returns:
-        The FLOPs that the device computes, including padding and products that other devices repeat, and its equal share
-        of the model's FLOPs.
+    Attributes:
+        computed: FLOPs that the device computes, including padding and products that other devices repeat.
+        useful: an equal share of the model's FLOPs.
     """
+
+    computed: float
+    useful: float
+
+
+def step_flops(program: Program, work: Work = NEXT_TOKEN) -> StepFlops:
+    """Compute the FLOPs of a step on one device with `flops_per_token`."""
     config = program.config
     tokens = config.window * work.windows  # tokens of a row
 
@@ -339,7 +346,7 @@ def step_flops(program: Program, work: Work = NEXT_TOKEN) -> tuple[float, float]
 
     per_token = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
     useful = per_token * config.train.batch_size / program.mesh.size
-    return computed, tokens * useful
+    return StepFlops(computed=computed, useful=tokens * useful)
 
 
 def token_flops(config: Config, T: int) -> float:

@@ -255,16 +255,16 @@ def _compiled(
         "program": float(sizes.generated_code_size_in_bytes),
     }
     costs = compiled.cost_analysis() or {}
-    collectives, loops = read_program(compiled.as_text(), program.mesh.shape)
+    executed = read_program(compiled.as_text(), program.mesh.shape)
     return CompiledStep(
         memory=memory,
         available=topology.chip.hbm,
         model_flops=0.0,
         hbm_bytes=float(costs.get("bytes accessed", 0.0)),
-        collectives=merged(one for one in collectives if one.group > 1),
+        collectives=merged(one for one in executed.collectives if one.group > 1),
         compiled_flops=float(costs.get("flops", 0.0)),
         compiled=True,
-        loops_once=loops,
+        loops_once=executed.has_loops,
         executable=compiled,
     )
 

@@ -89,12 +89,20 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     return result._replace(stderr=_stderr(result.deviations))
 
 
-def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float]:
+class LossDifference(NamedTuple):
+    """A difference of mean losses in nats per token, with its standard error; NaN for a single window."""
+
+    mean: float
+    stderr: float
+
+
+def loss_difference(before: Evaluation, after: Evaluation) -> LossDifference:
     """Compute `after.loss - before.loss` of two evaluations on the same windows, and its standard error.
 
     The differences per window vary much less than the losses: both evaluations have the same hard and easy windows.
     """
-    return after.loss - before.loss, _stderr(after.deviations - before.deviations)
+    stderr = _stderr(after.deviations - before.deviations)
+    return LossDifference(mean=after.loss - before.loss, stderr=stderr)
 
 
 def _stderr(deviations: np.ndarray) -> float:
