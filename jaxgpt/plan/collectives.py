@@ -50,7 +50,7 @@ class Collective(NamedTuple):
 
 
 class ProgramText(NamedTuple):
-    """What the text of a compiled program shows.
+    """Facts that the text of a compiled program shows.
 
     Attributes:
         collectives: the collectives of the program.
