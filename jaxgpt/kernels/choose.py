@@ -13,7 +13,7 @@ from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
 from jaxgpt.kernels import activations, cpu, norms
 from jaxgpt.kernels.context import CONTEXT_KERNELS, choose_context_attention, fallback_note
-from jaxgpt.kernels.experts import ragged_experts, tiled_experts
+from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
@@ -21,7 +21,7 @@ from jaxgpt.ops.attention import attend
 
 PLAIN = Ops(activate=activations.activate, experts=ragged_experts)
 CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend, experts=tiled_experts)
-GPU = PLAIN._replace(norm=norms.norm)
+GPU = PLAIN._replace(norm=norms.norm, experts=large_tiled_experts)
 # `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
 KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
 

@@ -22,7 +22,7 @@ from jaxgpt.parallel.rules import RULES
 from jaxgpt.plan.collectives import Collective
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.exchanges import Step, implied
-from jaxgpt.plan.residuals import NEXT_TOKEN, Work, abstract_program, batch_of, one_device, trace
+from jaxgpt.plan.residuals import NEXT_TOKEN, Work, abstract_program, batch_of, one_device, pair_rows, trace
 from jaxgpt.plan.topology import Topology
 from jaxgpt.train.loss import of_objective
 from jaxgpt.trainer.program import Program
@@ -91,7 +91,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
         counts = jax.tree.map(lambda total, a, b: total + others * (b - a), counts, one, more)
 
     # Experts hold the pairs of all devices along their axis (`kernels.experts`).
-    other_pairs = (config.mesh.expert - 1) * counts.of_pairs
+    other_pairs = (_growth_of_pairs(config, target, work) - 1) * counts.of_pairs
     activations = counts.saved + other_pairs + _peak_bytes(config, topology, short) + _key_bytes(config, target)
     memory = counts.memory | {"activations": activations}
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
@@ -128,8 +128,8 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
 def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
     """Estimate the bytes of temporary activations at the peak of memory use, without the residuals of the forward pass.
 
-    The peak is after the forward pass, with the gradient of the logits, or while a block is recomputed. During the
-    recomputation, the arrays outside the blocks, such as the logits, are no longer needed.
+    The peak is after the forward pass, with the gradient of the logits, or in the backward pass of a block. At that time, the
+    arrays outside the blocks, such as the logits, are no longer needed.
     """
     target = topology.target
     part = one_device(config)
@@ -138,16 +138,36 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
     is_copied = topology.chip.tpu and part.model.vocab_size == config.model.vocab_size
     logits = trace(part, target, work.on_one_device(config), 2).largest if is_copied else 0.0
 
-    recomputed = 0.0
+    # While a block is recomputed, its pairs of token and expert, for all devices along `expert`, and their gradients exist at
+    # the same time. On GPUs, this also holds without recomputation: loops over tiles write the gradients to new arrays.
+    one = _counts(config, target, work, 1)
+    two = _counts(config, target, work, 2)
+    outside = one.saved - (two.saved - one.saved)
+    growth = _growth_of_pairs(config, target, work)
+    of_pairs = two.unsaved_pairs - one.unsaved_pairs
+    of_block = 0.0
     if config.train.remat != "none":
-        one = _counts(config, target, work, 1)
-        two = _counts(config, target, work, 2)
-        outside = one.saved - (two.saved - one.saved)
-        recomputed = two.unsaved - one.unsaved - outside
-        # The recomputed pairs of a block, and their gradients, exist at the same time, for all devices along `expert`.
-        of_pairs = two.unsaved_pairs - one.unsaved_pairs
-        recomputed += (2 * config.mesh.expert - 1) * of_pairs
-    return max(logits, recomputed)
+        of_block = two.unsaved - one.unsaved + (2 * growth - 1) * of_pairs
+    elif not topology.chip.tpu:
+        of_block = growth * of_pairs
+    return max(logits, of_block - outside)
+
+
+def _growth_of_pairs(config: Config, target: Target, work: Work) -> float:
+    """Return by which factor the rows for pairs of token and expert grow, because a device holds the pairs of all devices.
+
+    Tiles also have padding, for fewer experts.
+    """
+    model = config.model
+    if not model.n_experts:
+        return 1.0
+    part = one_device(config)
+    tokens = part.train.batch_size * work.windows * part.window // config.mesh.context
+    pairs = tokens * model.experts_per_token
+    ways = config.mesh.expert
+    of_one = pair_rows(target, pairs, model.n_experts)
+    of_all = pair_rows(target, ways * pairs, model.n_experts // ways)
+    return of_all / of_one
 
 
 def _collectives(config: Config, topology: Topology, work: Work, counts: _Counts) -> tuple[Collective, ...]:

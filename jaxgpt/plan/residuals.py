@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.kernels import Target, best
+from jaxgpt.kernels.experts import GPU_TILE, tiles_of
 from jaxgpt.model import GPT
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import sizes_of
@@ -209,7 +210,13 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
     of_pairs = 0.0
     if config.model.n_experts:
         pairs = config.train.batch_size * work.windows * config.window * config.model.experts_per_token
-        of_pairs = sum(size for size, aval in zip(sizes, arrays, strict=True) if aval.shape[:1] == (pairs,))
+        tiles = _tiles(target, pairs, config.model.n_experts)
+        shapes = {(pairs,), tiles, (math.prod(tiles),)}
+        of_pairs = sum(
+            size
+            for size, aval in zip(sizes, arrays, strict=True)
+            if any(aval.shape[: len(shape)] == shape for shape in shapes)
+        )
     step = jax.make_jaxpr(jax.grad(total))(*plain).jaxpr
 
     # The windows are whole; a device has its share of their positions.
@@ -222,12 +229,29 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
     )
 
 
+def pair_rows(target: Target, pairs: int, experts: int) -> int:
+    """Return the number of rows that the kernel of experts stores for pairs of token and expert, including padding.
+
+    Args:
+        target: kind of the device.
+        pairs: number of pairs.
+        experts: number of experts on a device.
+    """
+    return math.prod(_tiles(target, pairs, experts))
+
+
+def _tiles(target: Target, pairs: int, experts: int) -> tuple[int, ...]:
+    """Return the axes of the rows: number of tiles and rows of a tile on GPUs, otherwise the number of pairs."""
+    return tiles_of(pairs, experts, GPU_TILE) if target.platform == "gpu" else (pairs,)
+
+
 def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
     """Return the shapes and dtypes of the arrays to store for results of a jaxpr, except its arguments.
 
     Instead of a result of elementwise operations, their inputs are returned: compilers recompute such operations where they are
     needed. A factor of a matrix product, such as the output of an activation function, is returned even if it is elementwise:
-    compilers store it for the product of the backward pass. Results in host memory are omitted.
+    compilers store it for the product of the backward pass. The same holds for the arguments of a loop. Results in host memory
+    are omitted.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     factors = _factors(jaxpr, made_by)
@@ -249,7 +273,7 @@ def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
 
 
 def _factors(jaxpr: Any, made_by: dict[int, Any]) -> set[int]:
-    """Return the ids of the variables that are the left factors of matrix products.
+    """Return the ids of the variables that are the left factors of matrix products, or arguments of loops.
 
     The left factor is assumed to depend on the batch, as in `x @ kernel`: it is the result of operations on activations.
     """
@@ -258,7 +282,16 @@ def _factors(jaxpr: Any, made_by: dict[int, Any]) -> set[int]:
         if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
             left, *_ = eqn.invars
             found.add(id(_source(left, made_by)))
+        if _is_loop(eqn):
+            found |= {id(_source(var, made_by)) for var in eqn.invars}
     return found
+
+
+def _is_loop(eqn: Any) -> bool:
+    """Return whether an equation is a loop, or a function with a loop and its own derivative."""
+    if eqn.primitive.name == "custom_vjp_call":
+        return any(_is_loop(each) for each in eqn.params["call_jaxpr"].eqns)
+    return eqn.primitive.name in ("scan", "while")
 
 
 def _source(var: Any, made_by: dict[int, Any]) -> Any:

@@ -13,14 +13,22 @@ from helpers import on_cpu, small
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels.experts import TILE, ragged_experts, tiled_experts
+from jaxgpt.kernels.experts import (
+    GPU_TILE,
+    TILE,
+    _tile_product,
+    large_tiled_experts,
+    ragged_experts,
+    tiled_experts,
+    tiles_of,
+)
 from jaxgpt.kernels.stored import Stored
 from jaxgpt.ops.experts import ExpertWeights, experts, route
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import use_mesh
 
 D, F, E = 16, 8, 4
-KERNELS = pytest.mark.parametrize("kernel", [tiled_experts, ragged_experts])
+KERNELS = pytest.mark.parametrize("kernel", [tiled_experts, large_tiled_experts, ragged_experts])
 
 
 def arrays(rows: int, T: int, gated: bool = True, dtype: Any = jnp.float32) -> tuple[Any, ...]:
@@ -66,6 +74,40 @@ def test_all_tokens_may_choose_the_same_experts(kernel: Any) -> None:
     assert_close(
         forward_and_backward(kernel, x, router, weights), forward_and_backward(experts, x, router, weights), 2e-6
     )
+
+
+def test_large_tiles_equal_the_definition() -> None:
+    given = arrays(2, 520)
+    assert tiles_of(2 * 520 * 2, E, GPU_TILE) == (21, 128)
+    found = forward_and_backward(large_tiled_experts, *given)
+    assert_close(found, forward_and_backward(experts, *given), 5e-6)
+
+
+@pytest.mark.parametrize("largest", [TILE, GPU_TILE])
+@pytest.mark.parametrize("pairs", [1, 1000, 8192, 100_000])
+@pytest.mark.parametrize("number", [1, 8, 64])
+def test_tiles_have_space_for_all_pairs_and_little_padding(pairs: int, number: int, largest: int) -> None:
+    """The worst case is one pair in an additional tile of each expert."""
+    n, t = tiles_of(pairs, number, largest)
+    assert n >= (pairs - number) / t + number
+    assert TILE <= t <= largest
+    assert t == TILE or n * t <= 1.25 * pairs + t
+
+
+def test_tiles_of_other_devices_are_not_multiplied() -> None:
+    """The first `used` tiles are multiplied, forward and backward; other tiles may hold anything."""
+    rng = np.random.default_rng(0)
+    x, w, dy = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 2, D), (E, D, F), (3, 2, F)))
+    expert = jnp.asarray([1, 1, 3])
+
+    def all_tiles(x: Any, w: Any) -> Any:
+        return jnp.einsum("ntI,nIO->ntO", x, w[expert])
+
+    y, backward = jax.vjp(lambda x, w: _tile_product(x, w, expert, jnp.int32(2)), x.at[2].set(jnp.nan), w)
+    dx, dw = backward(dy.at[2].set(jnp.nan))
+    expected, of_all = jax.vjp(all_tiles, x.at[2].set(0), w)
+    expected_dx, expected_dw = of_all(dy.at[2].set(0))
+    assert_close((y, dx, dw), (expected, expected_dx, expected_dw), 2e-6)
 
 
 @KERNELS

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels.experts import ragged_experts, tiled_experts
+from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.ring import gathered_attention, ring_attention
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
@@ -87,6 +87,7 @@ def check(kernel: Kernel, sizes: dict[str, int], rules: Rules) -> None:
 
 KERNELS = {
     tiled_experts: (of_experts, experts),
+    large_tiled_experts: (of_experts, experts),
     ragged_experts: (of_experts, experts),
     tiled: (of_attention, attend),
     cudnn_on_a_cpu: (of_attention, attend),
@@ -105,7 +106,7 @@ def expected(definition: Kernel) -> Any:
     [
         (tiled_experts, {"fsdp": 2}, {"mlp": ("fsdp",), "embed": ()}),
         (ragged_experts, {"fsdp": 2, "tensor": 2}, {"expert": ("fsdp", "tensor"), "embed": (), "mlp": ()}),
-        (tiled_experts, {"expert": 2, "tensor": 2}, {"expert": ("expert", "tensor"), "mlp": ()}),
+        (large_tiled_experts, {"expert": 2, "tensor": 2}, {"expert": ("expert", "tensor"), "mlp": ()}),
         (tiled, {"fsdp": 2}, {"heads": ("fsdp",), "embed": ()}),
         (ring_attention, {"fsdp": 2, "context": 2}, {"heads": ("fsdp",), "kv_heads": ("fsdp",), "embed": ()}),
         (gathered_attention, {"fsdp": 2}, {"length": ("fsdp", "context")}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers import small
@@ -17,6 +18,7 @@ from jaxgpt.kernels import GPU, best
 from jaxgpt.ops import NormFn, Ops
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.collectives import COLLECTIVES, read_program
+from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import Instruction, array_bytes, read_computations
 from jaxgpt.plan.plan import compile_decode, compile_step
@@ -28,15 +30,18 @@ H100 = parse_topology("h100:1")
 pytestmark = pytest.mark.skipif(bool(compiler_missing(H100)), reason="JAX's CUDA plugin is not installed")
 
 
-def config(devices: int, **changes: int) -> Config:
+def config(devices: int, **changes: Any) -> Config:
     sizes = {"n_embd": 256, "n_head": 4, "block_size": 128, "vocab_size": 8192, "n_layer": LAYERS} | changes
     train = TrainConfig(batch_size=ROWS * devices, compute_dtype="bfloat16")
     return Config(model=small("gpt2", **sizes), train=train, mesh=MeshConfig(data=1, fsdp=devices))
 
 
-def instructions(devices: int, norm: NormFn = GPU.norm, **changes: int) -> list[Instruction]:
+def instructions(devices: int, norm: NormFn = GPU.norm, **changes: Any) -> list[Instruction]:
     """Return the instructions of a step in the order of the schedule, without the instructions in fusions."""
-    run = config(devices, **changes)
+    return instructions_of(config(devices, **changes), devices, norm)
+
+
+def instructions_of(run: Config, devices: int, norm: NormFn = GPU.norm) -> list[Instruction]:
     mesh = make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}")))
     program = make_program(run, mesh, ops=best(run, mesh)._replace(norm=norm))
     text = program.lower(program.abstract_state, program.batch()).compile().as_text()
@@ -110,3 +115,38 @@ def test_plans_of_a_step_and_of_decoding() -> None:
     token = compile_decode(replace(run, train=replace(run.train, scan_layers=True)), topology)
     assert token.hbm_bytes == token.memory["parameters"] + token.memory["cache"]
     assert token.memory["float32 parameters"] > 1.9 * token.memory["parameters"]
+
+
+EXPERTS: dict[str, Any] = {"n_experts": 8, "experts_per_token": 2, "bias": False, "n_inner": 512, "vocab_size": 512}
+
+
+def test_experts_multiply_only_tiles_of_chosen_pairs() -> None:
+    """`ragged_dot` would copy the pairs for each expert, and multiply them by all matrices."""
+    pairs = ROWS * 128 * EXPERTS["experts_per_token"]
+    shapes = " ".join(each.shape for each in instructions(1, **EXPERTS))
+    assert re.search(r"\[24,64,512\]", shapes), "tiles of hidden units"
+    assert not re.findall(rf"\[8,{pairs},\d+\]|\[{pairs},8,\d+\]", shapes)
+
+
+def test_devices_exchange_the_tokens_of_experts() -> None:
+    topology = parse_topology("h100:4")
+    run = replace(config(4, **EXPERTS), mesh=MeshConfig(data=1, expert=4))
+    step, implied = compile_step(run, topology), estimate(run, topology)
+    assert "all-to-all" not in step.traffic
+    assert sent(step, "expert") == pytest.approx(sent(implied, "expert"), rel=0.02)
+    assert step.total == pytest.approx(implied.total, rel=0.25)
+
+
+def test_devices_exchange_keys_along_context_and_store_no_scores() -> None:
+    topology = parse_topology("h100:4")
+    run = config(1, block_size=8192, vocab_size=512)
+    run = replace(run, train=replace(run.train, batch_size=1), mesh=MeshConfig(data=1, context=4))
+    step, implied = compile_step(run, topology), estimate(run, topology)
+    assert sent(step, "context") == pytest.approx(sent(implied, "context"), rel=0.02)
+    assert step.memory["temporaries"] < 4 * 2048 * 8192 * 4  # scores of a device in float32
+
+
+def sent(cost: StepCost, axis: str) -> float:
+    """Return the bytes that a device sends along an axis of the mesh, without all-reduces of gradients."""
+    found = [each for each in cost.collectives if each.axes == (axis,) and each.kind != "all-reduce"]
+    return sum(each.sent * each.times for each in found)
