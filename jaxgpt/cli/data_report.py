@@ -174,7 +174,7 @@ def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
     return {
         "data": results["source"],
         "pairs": f"{results['train_pairs']:,} training, {held_out}, {plural(results['duplicate_pairs'], 'duplicate')}",
-        "contradictions": f"{plural(results['contradictions'], 'pair')} with swapped answers in another pair",
+        "contradictions": f"{plural(results['contradictions'], 'pair')} that also occur with swapped answers",
         "prompts": f"{results['prompts']:,} different; {plural(shared, 'validation pair')} with a training prompt",
         "tokens": lengths,
         "longer": f"the chosen answer has more tokens in {results['longer_chosen']:.1%} of the pairs",

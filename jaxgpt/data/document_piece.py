@@ -24,7 +24,7 @@ class DocumentPiece(NamedTuple):
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     read: int = 0  # bytes of the sources read from disk so far
     file: str = ""  # path of the file
-    lost: str = "document"  # extent of the loss by an error: `document`, `file` (complete) or `rest` (of the file)
+    lost: str = "document"  # part that an error makes unreadable: `document`, `file` (complete) or `rest` (of the file)
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
 
     def text(self) -> str:

@@ -150,7 +150,7 @@ def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:
         yield from splitter.items()
         if splitter.depth == 0:
             break
-        # Reads grow with an item that does not fit: every byte is scanned a few times at most.
+        # Read as many bytes as the unfinished item has, so that every byte is scanned only a few times.
         block = file.read(max(CHUNK, splitter.unfinished))
         if not block:
             raise UserError(f"{where}: the array of the .json file has no end: download or write the file again")

@@ -89,7 +89,7 @@ def open_index(
     bos_ids: list[int],
     note: Callable[[str], None],
 ) -> Index:
-    """Read the index of a directory to continue it, or begin anew: write an index, and delete .bin files.
+    """Read the index of a directory to continue it, or start again: write an index, and delete .bin files.
 
     Parameters may change until the first piece is written. The index records the ids of the parameter `bos`.
 

@@ -31,7 +31,7 @@ class EncodedPiece(NamedTuple):
     read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # error of a piece that cannot be read or encoded; empty: no error
     file: str = ""  # file of an unreadable piece
-    lost: str = ""  # extent of the loss by the error, as in `DocumentPiece`
+    lost: str = ""  # part that the error makes unreadable, as in `DocumentPiece`
     identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
     is_short: bool = False  # whether the document has fewer than `min_characters`
     markers: int = 0  # number of end-of-text tokens written as text

@@ -1,6 +1,6 @@
 """Compressed files of one or several streams, as `xz`, `bzip2`, `zstd` and their parallel versions write them.
 
-The readers of Python end silently at the first bytes that are no stream, so they lose what follows padding or damage.
+Python's own readers end silently at the first bytes that do not begin a stream, and lose all data after padding or damage.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Streams(io.RawIOBase):
         return data
 
     def _begin_stream(self) -> bool:
-        """Begin the next stream, unless one has begun; return whether there is one."""
+        """Begin the next stream if no stream is open; return whether a stream is open."""
         while self._stream is None:
             self._input = self._input.lstrip(b"\0")
             if self._input:

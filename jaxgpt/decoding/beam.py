@@ -137,7 +137,7 @@ class BeamSearch:
         )
 
     def open(self, state: BeamState) -> jax.Array:
-        """Return whether another step can change the result."""
+        """Return whether a further step can change the result."""
         return jnp.any(state.active_B) & (state.made < state.limit_B.max())
 
     def candidates(self, state: BeamState, logits_XV: jax.Array) -> Candidates:

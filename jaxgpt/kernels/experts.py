@@ -224,7 +224,7 @@ def _mlp(x: Array, weights: ExpertWeights, activate: Activation, product: Produc
 def _own_experts(choice_BTA: Array, first: Any, E: int) -> tuple[Array, Array]:
     """Return the expert of each pair, counted from expert `first`, and whether it is one of the E experts starting there.
 
-    For a pair with another expert, the returned index is E.
+    For a pair with a different expert, the returned index is E.
     """
     expert_X = choice_BTA.reshape(-1) - first
     own_X = (expert_X >= 0) & (expert_X < E)

@@ -90,11 +90,11 @@ def with_halo(halo: Halo, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
 
 
 def _of_previous_chunk(halo: Halo, x: Array) -> Array:
-    """Exchange values of chunks, in rows of `split_chunks`: receive those of the previous chunk of the text, or zeros."""
+    """Exchange values of chunks, in rows of `split_chunks`: receive the values of the chunk before, or zeros."""
     axes = halo.axes
     if halo.chunks == 1:
         return _shift(axes, 1, x)
-    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the latter.
+    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the second of them.
     early, late = jnp.split(x, 2)
     is_last = jax.lax.axis_index(axes) == jax.lax.axis_size(axes) - 1
     before_late = jnp.where(is_last, early, _shift(axes, -1, late))

@@ -217,7 +217,7 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     length = reuse.padding + len(prompt)
     ids_1S[0, reuse.padding : length] = prompt
 
-    # The arrays are on the host, because `jnp` would put them on one device, and the mesh may have those of several processes.
+    # The arrays are on the host, because `jnp` would put them on one device, and the mesh may have devices of other processes.
     text: Any = TokenBuffer(ids_1S, np.int32(length))  # type: ignore[arg-type]
     done_B: Any = np.zeros(1, bool)
     made: Any = np.int32(0)

@@ -136,7 +136,7 @@ def part_length(process: np.ndarray) -> int:
 
 
 def _is_divided_over_data(lm: LM) -> bool:
-    """Return whether weights are sharded over `data`, so that parts of the mesh lack some; by default, they are replicated."""
+    """Return whether weights are sharded over `data` (by default, they are replicated), so that parts of the mesh lack some."""
     specs = [x.sharding.spec for x in jax.tree.leaves(lm.params)]
     return "data" in jax.tree.leaves([tuple(spec) for spec in specs])
 

@@ -175,8 +175,8 @@ def keys(step: Step) -> Iterator[Collective]:
     """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
 
     With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the devices with the
-    tokens before a chunk send keys and values to it. In a ring, keys and values visit every other device, and the float32 sums
-    of their gradients return to their device after the last.
+    tokens before a chunk send keys and values to it. In a ring, keys and values visit all other devices, and the float32 sums
+    of their gradients return to their own device after the last one.
     """
     group = step.sizes["context"]
     size = step.width * step.keys

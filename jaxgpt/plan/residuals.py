@@ -54,8 +54,8 @@ class Work(NamedTuple):
         rows: function that returns a batch without rows, like `parallel.rows.row_spec`; None: windows.
         windows: number of windows in a row.
         frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
-        frozen_model: architecture of the frozen weights, such as that of a teacher, which is also the field `teacher` of the
-            dataclass `objective_of`; None: the architecture of the model.
+        frozen_model: architecture of the frozen weights, such as a teacher's, also the field `teacher` of the dataclass
+            `objective_of`; None: the architecture of the model.
         answers: the answers that the model generates for a batch; None: none.
     """
 
@@ -295,7 +295,7 @@ def _is_loop(eqn: Any) -> bool:
 
 
 def _source(var: Any, made_by: dict[int, Any]) -> Any:
-    """Return the array that a variable is a view or a conversion of."""
+    """Follow a variable through views and conversions, back to the variable that they read."""
     while id(var) in made_by and made_by[id(var)].primitive.name in VIEWS:
         var = made_by[id(var)].invars[0]
     return var

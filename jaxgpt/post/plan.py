@@ -78,9 +78,7 @@ def teacher_of(config: Config) -> ModelConfig:
     elif name in PRESETS:
         model = PRESETS[name].config.model
     else:
-        raise UserError(
-            f"post.reference {name} is no run, preset or published architecture: name the teacher of the plan"
-        )
+        raise UserError(f"post.reference {name} is not a run, preset or published architecture: set it to the teacher")
     # The vocabulary of a preset is determined by its data.
     model = replace(model, vocab_size=model.vocab_size or size)
     if model.vocab_size != size:

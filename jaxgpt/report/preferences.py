@@ -27,7 +27,7 @@ class PairsDescription(TypedDict):
     train_pairs: int
     validation_pairs: int
     duplicate_pairs: int  # equal to an earlier pair
-    contradictions: int  # pairs with chosen and rejected answers swapped in another pair
+    contradictions: int  # pairs that also occur with chosen and rejected answers swapped
     prompts: int  # number of different prompts
     shared_prompts: int  # validation pairs with a prompt of a training pair
     longer_chosen: float  # fraction of pairs with more tokens in the chosen answer than in the rejected answer

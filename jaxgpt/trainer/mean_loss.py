@@ -64,7 +64,8 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     """Compute the mean loss over all tokens, and its standard error.
 
     `stderr = std(sums - loss * counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
-    `sums` and `counts` are the summed loss and the number of tokens of each window, and `shared` the indices for `ranking`.
+    `sums` and `counts` are the summed loss and the number of tokens of each window, and `shared` the indices of the windows
+    for `ranking`.
 
     Raises:
         UserError: if no token of the shared windows is counted.

@@ -160,8 +160,8 @@ def how_ended(lines: Sequence[Mapping[str, Any]], steps: int) -> str:
 def comparable_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the lines with a validation loss that are comparable with each other.
 
-    Comparable evaluations have the validation data of the last evaluation, because a resumed run may change its mixture. They
-    have the largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
+    Comparable evaluations have the same validation data as the last evaluation: a resumed run may have changed its mixture.
+    They have the largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
     """
     evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
     data = evaluated[-1].get("val_data") if evaluated else None

@@ -144,7 +144,7 @@ class Monitor(Listener):
         return Status(self.step, self.activity, self.clock() - self._at)
 
     def explain(self) -> str:
-        """Describe the process that the others wait for: if possible, one that does not compute, at the earliest step."""
+        """Describe the process that delays the others: preferably a process that does not compute, at the earliest step."""
         own = self._own_status()
         found = parsed(statuses())
         if not found:

@@ -55,8 +55,8 @@ class Start(NamedTuple):
             resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, and a
             `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank` and `()`, the objective
             receives the base of the adapters.
-        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. With a true
-            attribute `of_settings`, it follows from the settings, and checkpoints do not name it.
+        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. If its
+            attribute `of_settings` is true, the settings determine the feed, and checkpoints do not record its name.
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
 

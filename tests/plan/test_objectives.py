@@ -176,7 +176,7 @@ def test_plans_of_a_published_teacher() -> None:
     assert "objective  distill, teacher gpt2" in told.out
 
     for name, said in {
-        "nowhere": "post.reference nowhere is no run, preset or published architecture",
+        "nowhere": "post.reference nowhere is not a run, preset or published architecture",
         "llama-3-8b": "post.reference llama-3-8b has a vocabulary of 128,256, but the student has 50,257",
     }.items():
         result = jaxgpt("plan", "gpt2", "--topology", "h100:8", *options, "--post.reference", name)
