@@ -33,19 +33,13 @@ from jaxgpt.trainer.failures import compile_lowered, evaluating, failures
 from jaxgpt.trainer.feed import Feed, batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import Monitor, monitored
+from jaxgpt.trainer.opening import newest_checkpoint, open_for_training
 from jaxgpt.trainer.phases import with_mixtures
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import Recorder
+from jaxgpt.trainer.run_data import check_data, read_data, with_data_facts
 from jaxgpt.trainer.saving import SAVE, STOP, Checkpoints
-from jaxgpt.trainer.start import (
-    Start,
-    check_data,
-    check_directory,
-    newest_checkpoint,
-    open_for_training,
-    read_data,
-    with_data_facts,
-)
+from jaxgpt.trainer.start import Start, check_directory
 from jaxgpt.trainer.weights import InitialWeights, open_weights, starting_state
 
 
@@ -91,7 +85,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     config, data = read_data(start, config, weights.tokenizer, resumed_from, StageProgress(listener, "tokenizing"))
     config = with_data_facts(config, data, resumed_from)
     program = start.build(config, frozen=weights.frozen)
-    about = weights.about() | {"given": start.given(program)}
+    about = weights.about() | {"given": start.given_parts(program)}
 
     with (
         opened_run(start, program, data, resumed_from, about, listener) as run,

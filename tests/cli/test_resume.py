@@ -21,7 +21,7 @@ from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.locks import LOCK
 from jaxgpt.trainer.finished import why_finished
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.start import with_data_facts
+from jaxgpt.trainer.run_data import with_data_facts
 
 TINY = flags(
     data__path="text.txt",

@@ -32,7 +32,8 @@ from jaxgpt.trainer import loop
 from jaxgpt.trainer.loop import Outcome, train
 from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
 from jaxgpt.trainer.phases import changed_sources, with_mixtures
-from jaxgpt.trainer.start import Start, with_data_facts
+from jaxgpt.trainer.run_data import with_data_facts
+from jaxgpt.trainer.start import Start
 
 T = 4
 NAMES = "abcd"

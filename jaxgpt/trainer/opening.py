@@ -1,0 +1,119 @@
+"""The directory of a run during training: its newest checkpoint, its lock, and what has changed since the checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.checkpoint.index import latest_valid, saved_steps
+from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.match import name_difference
+from jaxgpt.checkpoint.new_run import new_run
+from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replaced_run
+from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.checkpoint.store import stored_weights
+from jaxgpt.config import changes
+from jaxgpt.data import Data
+from jaxgpt.directories import NEW
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.locks import sole_writer
+from jaxgpt.parallel.processes import on_leader, same_on_all
+from jaxgpt.trainer.given import check_given
+from jaxgpt.trainer.phases import changed_sources
+from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.resume import check_resume
+from jaxgpt.trainer.start import Start
+
+
+def newest_checkpoint(start: Start, note: Callable[[str], None]) -> Info | None:
+    """Return the newest intact checkpoint of the run to resume; None: train from step 0.
+
+    Process 0 renames newer, damaged checkpoints, and reports them with `note`.
+
+    Raises:
+        UserError: if the run is locked by another process, or all its checkpoints are damaged.
+    """
+    run = start.resumed
+    if run is None:
+        return None
+
+    def on_disk() -> dict[str, Any] | None:
+        with sole_writer(run.path):
+            last = latest_valid(run.checkpoints, note)
+        return asdict(last) if last else None
+
+    last = on_leader(on_disk)
+    return Info(**last) if last else None
+
+
+@contextmanager
+def open_for_training(
+    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+) -> Iterator[Run]:
+    """Create the run, or open the run to resume at the checkpoint `last`; process 0 locks it for all processes.
+
+    Raises:
+        UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
+            settings and data.
+    """
+    resumed = start.resumed
+    with ExitStack() as lock:
+
+        def on_disk() -> str:
+            if resumed is None:
+                run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
+                return str(run.path)
+            lock.enter_context(sole_writer(resumed.path))
+            _reopen(resumed, start, program, last, about, note)
+            return str(resumed.path)
+
+        path = on_leader(on_disk)
+        yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
+
+
+def _reopen(
+    run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
+    shutil.rmtree(run.path / NEW, ignore_errors=True)  # left by a process that was killed while it replaced the run
+    if replaced_run(run.path):
+        note(replaced_note(run.path))
+    else:
+        delete_replaced(run.path)
+    if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
+        raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
+
+    config = program.config
+    old = last.config() if last else run.config()
+    check_resume(old, config, last.step if last else 0)
+    if last is None:
+        note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
+    else:
+        ranking = check_given(run, last, about["given"], start.evaluators)
+        if last.model is None:
+            _check_names(run, last, program)
+        if any(last.about.get(part, "") != about.get(part, "") for part in ("base", "frozen")):
+            raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
+        note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
+        for change in (changed_sources(config.data, last), ranking):
+            if change:
+                note(change)
+    changed = changes(old, config)
+    if changed:
+        settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
+        note(f"changed settings: {', '.join(settings)}")
+
+
+def _check_names(run: Run, last: Info, program: Program) -> None:
+    """Check that a checkpoint of an older version has the model's weights; older versions recorded no subclass of GPT."""
+    stored = stored_weights(run.checkpoints, last.step)
+    difference = name_difference(stored, program.abstract.checkpoint.params, type(program.model))
+    if difference:
+        raise UserError(
+            f"{run.path} {difference}: resume it in Python with the class that it was trained with, "
+            f'Start(config, run="{run.path}", build=partial(build, model=...))'
+        )
