@@ -264,8 +264,8 @@ def _pre_tokenizer(value: Mapping[str, Any]) -> str:
     pre = value["pre_tokenizer"] or {}
     steps = pre.get("pretokenizers", [])
     if len(steps) == 2 and steps[0] == DIGITS:
-        return "smollm" if word_pattern({"pre_tokenizer": steps[1]}) == GPT2 else ""
-    pattern = word_pattern(value)
+        return "smollm" if word_pattern(steps[1]) == GPT2 else ""
+    pattern = word_pattern(pre)
     if pattern == LLAMA3[0]:
         return "llama-bpe" if value["model"]["ignore_merges"] else "dbrx"
     return NAMES.get(pattern, "")

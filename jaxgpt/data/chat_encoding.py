@@ -16,8 +16,8 @@ import numpy as np
 from jaxgpt.config import DataConfig
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
 from jaxgpt.data.chat_parts import AnswerFinder, Part
+from jaxgpt.data.chat_renderings import Renderings
 from jaxgpt.data.chat_template import ChatTemplate, Message
-from jaxgpt.data.chat_view import View
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
 from jaxgpt.data.part_encoder import PartEncoder
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
@@ -133,17 +133,17 @@ class ChatFormat:
     def _parts(self) -> PartEncoder:
         return PartEncoder(self._control)
 
-    def _view(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> View:
-        return View(self.template, messages, tools, self.frame.header, is_prompt)
+    def _view(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Renderings:
+        return Renderings(self.template, messages, tools, self.frame.header, is_prompt)
 
-    def _sequences(self, view: View) -> tuple[list[list[Part]], str]:
+    def _sequences(self, view: Renderings) -> tuple[list[list[Part]], str]:
         """Render a conversation as sequences of parts; also return the mark of names in messages."""
         protected, mark = self._protected(view)
         added_end = self._control.names.get(self.end.ids[0], "") if self.end.ids else ""
         finder = AnswerFinder(self.frame, self.end, added_end)
         return finder.sequences(protected), mark
 
-    def _protected(self, view: View) -> tuple[View, str]:
+    def _protected(self, view: Renderings) -> tuple[Renderings, str]:
         """Mark the names of control tokens in messages and tools (`ControlTokens.protect`); also return the mark.
 
         Marking the first character of names everywhere is safer than marking names, because a template may join parts of
@@ -167,14 +167,14 @@ class ChatFormat:
             )
         return names, mark
 
-    def _marked(self, view: View, mark: str, markup: frozenset[str] | None) -> View:
+    def _marked(self, view: Renderings, mark: str, markup: frozenset[str] | None) -> Renderings:
         """Mark names in messages and tools; `markup` as in `ControlTokens.protect`."""
         protect = self._control.protect
         messages = []
         for message in view.messages:
             kept = self.template.answer_tokens if message["role"] == "assistant" else ()
             messages.append(protect(message, mark, kept, markup))
-        return view.with_content(messages, protect(view.tools, mark, (), markup))
+        return view.replaced(messages, protect(view.tools, mark, (), markup))
 
     @cached_property
     def _markup(self) -> frozenset[str]:

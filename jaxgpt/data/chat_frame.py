@@ -15,6 +15,7 @@ from jaxgpt.errors import UserError
 QUESTION = {"role": "user", "content": "Zq7question"}
 ANSWER = {"role": "assistant", "content": "Zq7answer"}
 OTHER_ANSWER = {"role": "assistant", "content": "Kj4hobbit"}  # same length, other letters
+THOUGHT = "<think>\nZq7thought\n</think>\n\n"  # text before the content of an answer
 
 
 class Frame(NamedTuple):
@@ -60,15 +61,14 @@ def read_frame(template: ChatTemplate) -> Frame:
     A template may need a system message or tools, and may read only answers with a think block. Such an answer shows only the
     tail and the text around a user's message.
     """
-    for before, tools in CONTEXTS:
-        frame = _Probe(template, [*before, QUESTION], tools).frame()
-        if frame:
+    for thought in ("", THOUGHT):
+        for before, tools in CONTEXTS:
+            frame = _Probe(template, [*before, QUESTION], tools, thought).frame()
+            if frame is None:
+                continue
+            if thought:
+                return Frame(tail=frame.tail, around_user=frame.around_user)
             return frame
-    for before, tools in CONTEXTS:
-        probe = _Probe(template, [*before, QUESTION], tools, "<think>\nZq7thought\n</think>\n\n")
-        frame = probe.frame()
-        if frame:
-            return Frame(tail=frame.tail, around_user=frame.around_user)
     return Frame()
 
 
@@ -99,6 +99,7 @@ class _Probe(NamedTuple):
             return None
         before, tail = around
 
+        # A line break takes the place of the question, so that the texts before and after it are not joined to a name.
         frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
         if not before.startswith(prompt):
             return frame
@@ -133,7 +134,9 @@ class _Probe(NamedTuple):
         other = self.rendered(self.with_thought(OTHER_ANSWER))
         if other == whole:
             return None
-        return _common_prefix(whole, other), _common_prefix(whole[::-1], other[::-1])[::-1]
+        before = _common_prefix(whole, other)
+        reversed_tail = _common_prefix(whole[::-1], other[::-1])
+        return before, reversed_tail[::-1]
 
     def is_generated(self, added: str, prompt: str) -> bool:
         """Return whether the model must generate a text that the template adds to the last answer.
@@ -163,6 +166,7 @@ class _Probe(NamedTuple):
 
 
 def _common_prefix(one: str, two: str) -> str:
+    """Return the longest common beginning of two texts."""
     for n, (first, second) in enumerate(zip(one, two, strict=False)):
         if first != second:
             return one[:n]

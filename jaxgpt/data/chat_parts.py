@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from jaxgpt.data.chat_frame import Frame, TurnEnd
+from jaxgpt.data.chat_renderings import Renderings
 from jaxgpt.data.chat_template import Rendered
-from jaxgpt.data.chat_view import View
 from jaxgpt.errors import UserError, short_repr
 
 
@@ -52,7 +52,7 @@ class AnswerFinder(NamedTuple):
     end: TurnEnd
     added_end: str
 
-    def sequences(self, view: View) -> list[list[Part]]:
+    def sequences(self, view: Renderings) -> list[list[Part]]:
         """Split a conversation into sequences of parts; for a prompt, the last sequence is the text that chat sends.
 
         All answers are in one sequence, unless the template changes earlier text when messages are added. In that
@@ -71,7 +71,7 @@ class AnswerFinder(NamedTuple):
 
     # Answers without `{% generation %}`.
 
-    def _rendered_parts(self, view: View) -> list[list[Part]]:
+    def _rendered_parts(self, view: Renderings) -> list[list[Part]]:
         """Locate answers by rendering each of them as the last message."""
         sequences = list[list[Part]]()
         text: str | None = None  # text of the last sequence; None: the next answer begins a new sequence
@@ -111,7 +111,7 @@ class AnswerFinder(NamedTuple):
             text = text.removeprefix(name)
         parts.append(Part(text))
 
-    def _answer(self, view: View, n: int) -> list[Part] | None:
+    def _answer(self, view: Renderings, n: int) -> list[Part] | None:
         """Return the parts of message n, rendered as the last message; None: the text before it is not the prompt."""
         prompt = view.prompt(n)
         after = view.after(n)
@@ -132,18 +132,20 @@ class AnswerFinder(NamedTuple):
             return [Part(answer, is_target=True, adds_end=True)]
         return [Part(answer, is_target=True), Part(self.end.text, is_target=True)]
 
-    def _answer_of_turn(self, view: View, n: int) -> list[Part] | None:
+    def _answer_of_turn(self, view: Renderings, n: int) -> list[Part] | None:
         """Return the parts of message n, rendered without the messages before its request; None: not located.
 
         A template may change earlier text when an answer is added: Mistral's template writes the system message into the last
         message if that message is the user's.
         """
-        begin = view.request(n)
-        return self._answer(view.since(begin), n - begin) if begin else None
+        begin = view.last_user_before(n)
+        if not begin:  # also 0, because nothing is before the request
+            return None
+        return self._answer(view.since(begin), n - begin)
 
     # Answers marked with `{% generation %}`.
 
-    def _marked_parts(self, view: View, whole: Rendered) -> list[Part]:
+    def _marked_parts(self, view: Renderings, whole: Rendered) -> list[Part]:
         """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn."""
         text = view.prompt(len(view.messages)) if view.is_prompt else whole.text
         targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
@@ -177,7 +179,7 @@ class AnswerFinder(NamedTuple):
             cuts = {min(cut, last) for cut in cuts}
         return _split(text, cuts, targets, omitted, ends)
 
-    def _locate(self, view: View, n: int, text: str) -> Turn:
+    def _locate(self, view: Renderings, n: int, text: str) -> Turn:
         """Locate message n in the text of a conversation."""
         prompt = view.prompt(n) if n else ""
         begin = len(prompt) if text.startswith(prompt) else 0
@@ -205,7 +207,7 @@ class AnswerFinder(NamedTuple):
         return end if text.startswith(after[:end] + self.end.text) else None
 
 
-def _not_located(view: View, n: int) -> UserError:
+def _not_located(view: Renderings, n: int) -> UserError:
     """Return the error for message n, an answer whose text does not follow the prompt of chat."""
     before = view.after(n - 1)
     prompt = view.prompt(n)
@@ -221,7 +223,7 @@ def _not_located(view: View, n: int) -> UserError:
     return UserError(f"the assistant's text in message {n + 1} cannot be located: {problem}; {solution}")
 
 
-def _span_of(view: View, n: int, whole: Rendered) -> Range:
+def _span_of(view: Renderings, n: int, whole: Rendered) -> Range:
     """Return the marked range of message n; raise `UserError` unless each answer has a marked range."""
     answers = [*view.answers(first=0)]
     if len(answers) != len(whole.spans):

@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.meta
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 
 MARK = secrets.token_hex(16)  # delimiter of the assistant's text; random, so that no message contains it
 
@@ -23,9 +24,10 @@ def sandbox(date: str) -> ImmutableSandboxedEnvironment:
     Args:
         date: date of `strftime_now`, such as `2024-07-26`; empty: today.
     """
+    fixed = datetime.fromisoformat(date) if date else None
 
     def strftime_now(form: str) -> str:
-        now = datetime.fromisoformat(date) if date else datetime.now()
+        now = datetime.now() if fixed is None else fixed
         return now.strftime(form)
 
     extensions = [GenerationTag, loopcontrols]
@@ -43,11 +45,13 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
+        """Replace the tag and its body by a call of `mark` with the body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+        return CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
 
     def mark(self, caller: Any) -> str:
+        """Render the body between two marks."""
         return f"{MARK}{caller()}{MARK}"
 
 
@@ -72,8 +76,9 @@ class UndefinedToken(jinja2.Undefined):
     """
 
     def __str__(self) -> str:
+        """Return "", as Jinja does; raise `UndefinedError` for the name of a token."""
         name = str(self._undefined_name)
-        is_variable = self._undefined_obj is jinja2.utils.missing
+        is_variable = self._undefined_obj is missing
         if is_variable and name.endswith("_token"):
             raise jinja2.UndefinedError(
                 f"it prints {name}, which is not a token of the tokenizer; add {name} to tokenizer_config.json, with null "
@@ -83,13 +88,13 @@ class UndefinedToken(jinja2.Undefined):
 
 
 def _check_public(name: Any) -> None:
+    """Raise `SecurityError` for an attribute that begins with an underscore."""
     if str(name).startswith("_"):
-        raise jinja2.exceptions.SecurityError(
-            f"a namespace has no attribute {name!r}: rename it without the underscore"
-        )
+        raise SecurityError(f"a namespace has no attribute {name!r}: rename it without the underscore")
 
 
 def _raise(message: str) -> None:
+    """Raise the error of a template, its function `raise_exception`."""
     raise jinja2.TemplateError(message)
 
 
@@ -105,9 +110,15 @@ def _to_json(
     Noncharacters mark names of control tokens in messages (`control_tokens.py`).
     """
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return re.sub(r"\\(?:u([0-9a-f]{4})|.)", _unescape_noncharacter, text) if ensure_ascii else text
+    if not ensure_ascii:
+        return text
+    return re.sub(r"\\(?:u([0-9a-f]{4})|.)", _unescape_noncharacter, text)
 
 
 def _unescape_noncharacter(escape: re.Match[str]) -> str:
-    is_mark = escape[1] is not None and 0xFDD0 <= int(escape[1], 16) <= 0xFDEF
-    return chr(int(escape[1], 16)) if is_mark else escape[0]
+    """Return the character of an escaped noncharacter; other escapes stay."""
+    digits = escape[1]
+    if digits is None:  # an escape such as \n
+        return escape[0]
+    code = int(digits, 16)
+    return chr(code) if 0xFDD0 <= code <= 0xFDEF else escape[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 PIECE = 1 << 16  # minimum characters per piece, except the last
@@ -27,14 +26,14 @@ LLAMA3 = tuple(
 # following non-letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+Cuts = re.Pattern[str] | None  # pattern that matches at safe cuts; None: no cut is known to be safe
+
 ANYWHERE = re.compile("")
 WHITESPACE = re.compile(r"\s")  # white space as in `str.split`
 # GPT-2: only words of white space contain a newline.
 GPT2_CUTS = re.compile(rf"{SPACE}|(?<=\S)(?=\n)|{IDEOGRAPH_END}")
 # Llama 3: words of punctuation and `\s*[\r\n]+` include all newlines that follow; a \S after the newlines begins a word.
 LLAMA3_CUTS = re.compile(rf"{SPACE}|(?<=\n)(?=\S)|{IDEOGRAPH_END}")
-
-Cuts = re.Pattern[str] | None  # pattern that matches at safe cuts; None: no cut is known to be safe
 
 
 def cut(text: str, cuts: Cuts) -> list[str]:
@@ -55,9 +54,9 @@ def split_by(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def word_pattern(value: Mapping[str, Any]) -> str:
-    """Return the word pattern of a tokenizer.json: GPT-2's, Llama 3's or Qwen's; otherwise ""."""
-    match value["pre_tokenizer"]:
+def word_pattern(pre_tokenizer: Any) -> str:
+    """Return the word pattern of a `pre_tokenizer` of tokenizer.json: GPT-2's, Llama 3's or Qwen's; otherwise ""."""
+    match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return GPT2
         case {"pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
@@ -65,11 +64,11 @@ def word_pattern(value: Mapping[str, Any]) -> str:
     return ""
 
 
-def pattern_after_digits(value: Mapping[str, Any]) -> str:
-    """Return the word pattern of a tokenizer.json that splits off digits first, such as SmolLM2's; otherwise ""."""
-    match value["pre_tokenizer"]:
+def pattern_after_digits(pre_tokenizer: Any) -> str:
+    """Return the word pattern of a `pre_tokenizer` that splits off digits first, such as SmolLM2's; otherwise ""."""
+    match pre_tokenizer:
         case {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, words]}:
-            return word_pattern({"pre_tokenizer": words})
+            return word_pattern(words)
     return ""
 
 
@@ -79,8 +78,10 @@ def known_cuts(tokenizer_json: str) -> Cuts:
     NFC never combines characters across these cuts; a cut may be unsafe with other normalizations.
     """
     value = json.loads(tokenizer_json)
-    pattern = word_pattern(value) or pattern_after_digits(value)
-    if not pattern or (value["normalizer"] or {}).get("type") not in (None, "NFC"):
+    pre_tokenizer = value["pre_tokenizer"]
+    pattern = word_pattern(pre_tokenizer) or pattern_after_digits(pre_tokenizer)
+    normalizer = value["normalizer"] or {}
+    if not pattern or normalizer.get("type") not in (None, "NFC"):
         return None
 
     # Added tokens that are not special are matched before the text is split into words, so they may span a cut.

@@ -23,13 +23,14 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     import tiktoken
 
     value = json.loads(tokenizer.to_json())
-    pattern = word_pattern(value)
+    pattern = word_pattern(value["pre_tokenizer"])
     if not pattern:
         return None
     ranks = _ranks(tokenizer, value)
     if not ranks:
         return None
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # special token to speed up tiktoken; its name is encoded as text
+    # Without any special token, tiktoken takes 1.5 times as long. The name of this token is encoded as ordinary text.
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
@@ -51,16 +52,22 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     listed.
     """
     model = value["model"]
-    is_plain = all(token["special"] for token in value["added_tokens"])
-    if not is_plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
+    is_plain_bpe = model["type"] == "BPE" and not any(map(model.get, UNSUPPORTED))
+    has_only_special = all(token["special"] for token in value["added_tokens"])
+    if not is_plain_bpe or not has_only_special or value["normalizer"]:
         return {}
 
     bytes_of = byte_vocab()
     merged = [a + b for a, b in model["merges"]]
-    ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
-    alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
-    in_order = merged == sorted(set(merged), key=ids.__getitem__)  # order of tiktoken's merges: increasing ids
-    are_bytes = bytes_of.keys() >= set("".join(merged))
-    if alone != [[i] for i in ids.values()] or not in_order or not are_bytes:
+    tokens = dict.fromkeys([*bytes_of, *merged])  # without duplicates
+    ids = {token: model["vocab"].get(token, -1) for token in tokens}
+
+    are_of_bytes = set("".join(merged)) <= bytes_of.keys()
+    merges_by_id = merged == sorted(set(merged), key=ids.__getitem__)
+    if not are_of_bytes or not merges_by_id:
         return {}
-    return {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}
+    for token, i in ids.items():
+        encoded = [each.id for each in tokenizer.library.model.tokenize(token)]
+        if encoded != [i]:
+            return {}
+    return {bytes(map(bytes_of.__getitem__, token)): i for token, i in ids.items()}

@@ -46,7 +46,9 @@ def check_older_files(out: Path, index: Index, sources: Sequence[Source]) -> Non
 
 def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
     """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
-    if _is_older(index) and index["pieces"] and pattern_after_digits(json.loads(tokenizer.to_json())):
+    if not _is_older(index) or not index["pieces"]:
+        return
+    if pattern_after_digits(json.loads(tokenizer.to_json())["pre_tokenizer"]):
         raise UserError(f"{out} was created by jaxgpt 0.1.0, which cut texts differently: choose a different --out")
 
 

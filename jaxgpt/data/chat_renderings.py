@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from jaxgpt.data.chat_template import ChatTemplate, Rendered
 
 
-class View:
-    """A conversation, and the texts that a template renders from its first messages.
+class Renderings:
+    """A conversation, and the texts that a template renders from its first messages, each rendered once.
 
     Args:
         template: chat template.
@@ -33,15 +32,15 @@ class View:
         self.tools = tools
         self.header = header
         self.is_prompt = is_prompt
-        self._render = cache(self._rendered)
+        self._rendered = dict[tuple[int, bool], Rendered]()  # by the number of messages, and whether as a prompt
 
-    def with_content(self, messages: list[dict[str, Any]], tools: Any) -> View:
-        """Return a view of different messages and tools."""
-        return View(self.template, messages, tools, self.header, self.is_prompt)
+    def replaced(self, messages: list[dict[str, Any]], tools: Any) -> Renderings:
+        """Return the renderings of different messages and tools."""
+        return Renderings(self.template, messages, tools, self.header, self.is_prompt)
 
-    def since(self, n: int) -> View:
-        """Return the conversation without the first n messages."""
-        return self.with_content(self.messages[n:], self.tools)
+    def since(self, n: int) -> Renderings:
+        """Return the renderings of the conversation without the first n messages."""
+        return self.replaced(self.messages[n:], self.tools)
 
     def answers(self, first: int = 1) -> Iterator[int]:
         """Yield the indices of the assistant's messages, starting at index `first`."""
@@ -49,22 +48,30 @@ class View:
             if self.messages[n]["role"] == "assistant":
                 yield n
 
-    def request(self, n: int) -> int:
-        """Return the index of the last user message before message n; 0: not found."""
-        users = [index for index in range(n) if self.messages[index]["role"] == "user"]
-        return max(users, default=0)
+    def last_user_before(self, n: int) -> int | None:
+        """Return the index of the last user message before message n; None: there is none."""
+        for index in range(n - 1, -1, -1):
+            if self.messages[index]["role"] == "user":
+                return index
+        return None
 
     def whole(self) -> Rendered:
         """Render all messages."""
-        return self._render(len(self.messages), self.is_prompt)
+        return self._render(len(self.messages), is_prompt=self.is_prompt)
 
     def prompt(self, n: int) -> str:
         """Return the text that chat sends for message n."""
-        return self._render(n, True).text + self.header
+        return self._render(n, is_prompt=True).text + self.header
 
     def after(self, n: int) -> str:
         """Return the text of the messages up to and including message n."""
-        return self._render(n + 1, False).text
+        return self._render(n + 1, is_prompt=False).text
 
-    def _rendered(self, n: int, is_prompt: bool) -> Rendered:
-        return self.template.render(self.messages[:n], tools=self.tools, add_generation_prompt=is_prompt)
+    def _render(self, n: int, *, is_prompt: bool) -> Rendered:
+        """Render the first n messages."""
+        key = (n, is_prompt)
+        if key not in self._rendered:
+            self._rendered[key] = self.template.render(
+                self.messages[:n], tools=self.tools, add_generation_prompt=is_prompt
+            )
+        return self._rendered[key]
