@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,9 +11,10 @@ from cyclopts import Parameter
 
 from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import print_result, progress
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, short_repr
 
 SHARD_SIZE = "5GB"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes of the units of sizes of files
 
 
 def export(
@@ -59,7 +61,6 @@ def export(
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
-    from jaxgpt.convert.write_files import as_bytes
     from jaxgpt.hub import check_upload
 
     # Check the options before the work.
@@ -74,7 +75,7 @@ def export(
     if public and not push:
         raise UserError("--public has no effect without --push: omit it")
     check_license(license)
-    shard_bytes = as_bytes(shard_size)
+    shard_bytes = parse_size(shard_size)
     if push:
         check_upload(push)
 
@@ -149,3 +150,18 @@ def _supported(engines: tuple[str, ...]) -> str:
         case ("transformers",):
             return "transformers only: see docs/models.md"
     return f"transformers; according to their source code, not run: {', '.join(engines[1:])}"
+
+
+def parse_size(size: str) -> int:
+    """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
+
+    Raises:
+        UserError: if it is not a positive number with a unit of `UNITS`.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
+    number = 0.0
+    if found:
+        number = float(found[1]) * UNITS[found[2].upper()]
+    if number < 1:
+        raise UserError(f"the size of a shard must be a number with KB, MB or GB, such as 5GB: {short_repr(size)}")
+    return round(number)

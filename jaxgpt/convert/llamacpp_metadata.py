@@ -20,6 +20,7 @@ HEAD = "output.weight"
 OUTPUT_BIAS = "blk.0.attn_output.bias"
 QUERY_BIAS = "blk.0.attn_q.bias"
 PATTERN = "attention.sliding_window_pattern"
+MAX_PERIOD = 1024  # maximum length of a pattern; files of published models have at most 6
 # Metadata keys, without the name of the architecture: (setting, default of llama.cpp, or type if the key is required).
 KEYS: dict[str, tuple[str, Any]] = {
     "vocab_size": ("vocab_size", int),
@@ -66,10 +67,10 @@ def _read(architecture: Architecture, options: Options, config: ModelConfig) -> 
         options.skip(WIDTH)  # the width of layers without experts
     settings = _read_biases(options)
     if config.positions == "rope":
-        settings |= _read_rope(options, config, architecture)
+        settings |= _read_rope(architecture, options, config)
     if architecture.windows:
         theta = architecture.windows.theta or settings["rope_theta"]
-        settings |= _read_windows(options, config, architecture.windows.period, theta)
+        settings |= _read_windows(architecture.windows, options, config, theta)
     return settings
 
 
@@ -104,7 +105,7 @@ def _read_biases(options: Options) -> dict[str, Any]:
     }
 
 
-def _read_rope(options: Options, config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+def _read_rope(architecture: Architecture, options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read the base, the rotated channels, and linear scaling or the scaling that the divisors show."""
     settings: dict[str, Any] = {"rope_theta": options.read("rope.freq_base", 10_000.0)}
 
@@ -156,19 +157,20 @@ def _fraction(part: int, width: int) -> float:
     return fraction
 
 
-def _read_windows(options: Options, config: ModelConfig, length: int, theta: float) -> dict[str, Any]:
-    """Read the sliding window and its pattern. RoPE in layers with a window has its own base, and no scaling.
-
-    `length` is the default length of the pattern, and `theta` the default base.
-    """
+def _read_windows(
+    windows: SlidingWindows, options: Options, config: ModelConfig, default_theta: float
+) -> dict[str, Any]:
+    """Read the sliding window and its pattern. RoPE in layers with a window has its own base, and no scaling."""
     window = options.read("attention.sliding_window", 0)
-    value = options.take(PATTERN, length)
+    value = options.take(PATTERN, windows.period)
     letters = _letters(value)
     if not letters:
         raise options.refuse(PATTERN, value, "it must be a period or a list of booleans")
-    theta = options.read("rope.freq_base_swa", theta)
+
+    theta = options.read("rope.freq_base_swa", default_theta)
     for name in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
         options.only(name, config.head_width)
+
     repeats = math.ceil(config.n_layer / len(letters))
     layers = period((letters * repeats)[: config.n_layer])
     if not window or "L" not in layers:
@@ -183,6 +185,8 @@ def _write_windows(windows: SlidingWindows, config: ModelConfig, theta: float) -
     default = _pattern(windows.period)
     repeats = math.ceil(config.n_layer / windows.period)
     if layers != (default * repeats)[: config.n_layer]:
+        # The key holds a length only, which means windows in all layers but the last of the pattern. `Family.express` reads
+        # the value back, and refuses other patterns, such as GL.
         pattern = period(layers)
         values[PATTERN] = len(pattern) if "G" in pattern else 0
     return values
@@ -190,7 +194,7 @@ def _write_windows(windows: SlidingWindows, config: ModelConfig, theta: float) -
 
 def _letters(value: Any) -> str:
     """Convert a pattern of layers, a period or a list of booleans, to L (window) and G; return "" for other values."""
-    if type(value) is int and 0 <= value < 1024:
+    if type(value) is int and 0 <= value <= MAX_PERIOD:
         return _pattern(value)
     if isinstance(value, list) and value and all(type(each) is bool for each in value):
         return "".join("L" if each else "G" for each in value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxgpt.convert.files import INDEX, SINGLE
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError
 from jaxgpt.files import write_json
 
 SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
-SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # units of sizes of files
 
 
 class Dtype(NamedTuple):
@@ -117,26 +115,19 @@ def tensor_bytes(tensor: Tensor, dtype: str) -> int:
 
 
 def rounded(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert a finite float32 tensor to a type of `DTYPES`; raise `UserError` if an element is outside its range."""
-    with np.errstate(over="ignore"):
-        converted = np.ascontiguousarray(value, DTYPES[dtype].numpy)
-    if dtype != "float32" and not np.isfinite(converted).all():
-        largest = float(np.abs(value).max())
-        wider = "bfloat16" if dtype == "float16" else "float32"
-        raise UserError(
-            f"tensor {name} has elements beyond the range of {dtype}: {largest:.3g}; export with --dtype {wider}"
-        )
-    return converted
-
-
-def as_bytes(size: str) -> int:
-    """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
+    """Convert a float32 tensor to a type of `DTYPES`.
 
     Raises:
-        UserError: if `size` is not a positive number with a unit of `SIZES`.
+        UserError: for a type other than float32, if an element is outside its range, infinite or NaN.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
-    number = float(found[1]) * SIZES[found[2].upper()] if found else 0
-    if number < 1:
-        raise UserError(f"the size of a shard must be a number with KB, MB or GB, such as 5GB: {short_repr(size)}")
-    return round(number)
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(value, DTYPES[dtype].numpy)
+    if dtype == "float32" or np.isfinite(converted).all():
+        return converted
+    if not np.isfinite(value).all():
+        raise UserError(f"tensor {name} has infinite or NaN elements: export an earlier checkpoint")
+    largest = float(np.abs(value).max())
+    wider = "bfloat16" if dtype == "float16" else "float32"
+    raise UserError(
+        f"tensor {name} has elements beyond the range of {dtype}: {largest:.3g}; export with --dtype {wider}"
+    )

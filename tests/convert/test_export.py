@@ -337,6 +337,12 @@ def test_elements_that_bfloat16_rounds_to_infinity_are_rejected(tmp_path):
         export_model(tmp_path / "large", tmp_path / "hf", dtype="bfloat16")
 
 
+def test_no_other_type_is_suggested_for_nan(tmp_path):
+    tensor = Tensor("a", (1,), lambda: np.full(1, np.nan, np.float32))
+    with pytest.raises(UserError, match="tensor a has infinite or NaN elements: export an earlier checkpoint"):
+        write_safetensors(tmp_path / "a", [tensor], "float16")
+
+
 def test_elements_beyond_float16_are_rejected(tmp_path):
     run = run_folder(tmp_path / "run", SMALL)
     lm = jaxgpt.load(run)

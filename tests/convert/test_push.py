@@ -16,8 +16,8 @@ from folders import LLAMA, SMALL, run_folder
 from helpers import Result, jaxgpt
 from huggingface_hub import constants
 
+from jaxgpt.cli.export import parse_size
 from jaxgpt.convert.models import import_model
-from jaxgpt.convert.write_files import as_bytes
 from jaxgpt.errors import UserError
 
 TOKENS = {"hf_owner": 200, "hf_reader": 403}  # the status of a write with each token; others: 401
@@ -208,7 +208,7 @@ def test_options_that_do_not_fit_write_nothing(hub: type[Hub], run: Path, args: 
 
 @pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("500 mb", 5 * 10**8), ("1.5KB", 1500)])
 def test_sizes_have_decimal_units(text: str, size: int) -> None:
-    assert as_bytes(text) == size
+    assert parse_size(text) == size
 
 
 def test_shards_in_bfloat16_have_the_same_bits_after_an_import(run: Path) -> None:
