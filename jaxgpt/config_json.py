@@ -11,6 +11,10 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.strict_json import parse_json
 
+# What a config.json of jaxgpt 0.1.0 has: all of these sections, and no `data.bos`.
+SECTIONS_OF_0_1_0 = frozenset({"model", "data", "optim", "train", "mesh"})
+RECORDS_OF_0_1_0 = (".jsonl", ".ndjson")  # its files of conversations or pairs; other files were text
+
 
 def to_json(config: Any) -> str:
     """Convert a config to indented JSON, with keys in field order."""
@@ -37,19 +41,22 @@ def _with_bos(values: Any) -> Any:
     Preference pairs had the token, and imported runs have no data, so `auto` is right for both. A file without all sections
     was not written by jaxgpt.
     """
-    if not isinstance(values, Mapping) or not {"model", "data", "optim", "train", "mesh"} <= values.keys():
+    if not isinstance(values, Mapping) or not values.keys() >= SECTIONS_OF_0_1_0:
         return values
     data = values["data"]
     if not isinstance(data, Mapping) or "bos" in data:
         return values
     path = str(data.get("path", ""))
     has_text = bool(path or data.get("mix") or data.get("dataset") != "none")
-    is_text = has_text and not path.lower().endswith((".jsonl", ".ndjson"))
+    is_text = has_text and not path.lower().endswith(RECORDS_OF_0_1_0)
     return {**values, "data": {**data, "bos": "no" if is_text else "auto"}}
 
 
 def _build(cls: Any, values: Any) -> Any:
-    """Build a section from JSON: nested objects become sections, lists become tuples."""
+    """Build a section from JSON: nested objects become sections, lists become tuples.
+
+    Unknown keys are passed on: the section raises an error that suggests a name.
+    """
     if not isinstance(values, Mapping):
         raise UserError(f"{cls.prefix}: expected an object, found {type(values).__name__}")
     given = dict(values)

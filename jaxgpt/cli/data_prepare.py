@@ -45,8 +45,11 @@ def data_prepare(
     stage = "training the tokenizer" if params.tokenizer == "bpe" else "reading the sources"
     with progress(stage) as activity:
         index = prepare(sources, Path(out), params, activity, note)
+
+    values = {"out": out, **index}
     next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
-    return print_result(json, {"out": out} | index, _facts(index) | {"next": next_command})
+    facts = _facts(index) | {"next": next_command}
+    return print_result(json, values, facts)
 
 
 def _facts(index: Index) -> dict[str, str | list[str]]:
@@ -61,7 +64,7 @@ def _facts(index: Index) -> dict[str, str | list[str]]:
         "validation": _validation(splits["train"]["tokens"], splits["val"]["tokens"]),
         "skipped": _skipped(index["skipped"]),
         "repeated": f"{plural(repeated, 'document')} dropped: copies of earlier documents" if repeated else "",
-        "short": f"{plural(short, 'document')} dropped" if short else "",
+        "short": f"{plural(short, 'document')} dropped: below --min-characters" if short else "",
         "markers": _markers(index["markers"]),
     }
 

@@ -38,15 +38,16 @@ SECTIONS: tuple[type[Section], ...] = (
 )
 
 
-def shown(default: Any) -> str | None:
+def shown_default(default: Any) -> str | None:
     """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
     if not default or default == ("",):
         return None
     return repr(default).strip("'")
 
 
+# How cyclopts treats options; functions of commands add help and validators.
 EVERY = Parameter(
-    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown
+    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown_default
 )
 FLAT = Parameter(name="*")  # fields of a class as top-level options: --top-k
 ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
@@ -79,7 +80,7 @@ def sampling_options() -> dict[str, Any]:
     types = get_type_hints(SamplingParams)
     options = dict[str, Any]()
     for field in fields(SamplingParams):
-        parameter = Parameter(help=field.metadata["help"], show_default=shown(field.default) or False)
+        parameter = Parameter(help=field.metadata["help"], show_default=shown_default(field.default) or False)
         options[field.name] = Annotated[types[field.name], parameter]
     return options
 
@@ -103,6 +104,8 @@ def full_names(names: Iterable[str]) -> tuple[str, ...]:
     return dotted or names
 
 
+# cyclopts reads the options of a command from the annotations of its function, so these types are built from the settings
+# when this module is imported. For mypy, they are dicts.
 if TYPE_CHECKING:
     Settings = dict[str, Any]
     Sampling = dict[str, Any]

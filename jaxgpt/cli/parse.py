@@ -14,7 +14,7 @@ from rich.console import ConsoleOptions
 
 import jaxgpt
 from jaxgpt.cli.absent import other_program
-from jaxgpt.cli.options import EVERY, full_names, option_name, shown
+from jaxgpt.cli.options import EVERY, full_names, option_name, shown_default
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -93,7 +93,7 @@ class PresetHelp:
     """Prints panels of options with the full names of settings only, and the values of a preset as their defaults."""
 
     def __init__(self, base: Config) -> None:
-        self.defaults = {option_name(setting): shown(value) for setting, value in flat(base).items()}
+        self.defaults = {option_name(setting): shown_default(value) for setting, value in flat(base).items()}
         self.default = DefaultFormatter()
 
     def __call__(self, console: Any, options: ConsoleOptions, panel: HelpPanel) -> None:
