@@ -15,7 +15,7 @@ from helpers import jaxgpt
 import jaxgpt.cli.plot as plot_command
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
-from jaxgpt.cli.plot import table
+from jaxgpt.cli.plot_table import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
 from jaxgpt.study.curves import setting_label
