@@ -23,7 +23,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import load_weights
+from jaxgpt.convert.read_weights import load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer

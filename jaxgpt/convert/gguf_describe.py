@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from tokenizers import AddedToken
-
-from jaxgpt.convert.gguf_tokenizer import (
-    BYTE,
-    CONTROL,
-    GGML,
-    NORMAL,
-    SPACE,
-    TEMPLATE,
-    TEMPLATES,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    escaped,
-    read_tokenizer,
-)
+from jaxgpt.convert.gguf_compare import compare, prepend_scheme
+from jaxgpt.convert.gguf_special import TEMPLATE, TEMPLATES
+from jaxgpt.convert.gguf_tokenizer import escaped, read_tokenizer
+from jaxgpt.convert.gguf_vocabulary import BYTE, CONTROL, GGML, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from jaxgpt.convert.templates import definition
 from jaxgpt.data.cuts import GPT2, LLAMA3, word_pattern
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer
@@ -40,21 +27,6 @@ LLAMACPP_NAMES = ("bos_token", "eos_token")  # variables of chat templates in ll
 ALWAYS = ("enable_thinking",)
 DIGITS = {"type": "Digits", "individual_digits": True}
 BYTE_NAMES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-# Texts for comparing the tokenizer of a file with the original.
-PROBES = (
-    "def f(x):\n    return  x**2 + 1000000\t# ok\r\n\r\n",
-    "a     b          c\n\n\n   d",
-    "I'll we've CAN'T it's 12345678901 3.14 \u00bd",
-    "na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u2026 \u20ac5",
-    "\u6f22\u5b57\u3068\u304b\u306a\u3001\ud55c\uad6d\uc5b4 \u05d0\u05d1\u05d2 \u0639\u0631\u0628\u064a",
-    "\U0001f468\u200d\U0001f469 \U0001f44d\U0001f3fd <|endoftext|> <s> </s> <unk> leading and trailing  ",
-    " one space before",
-    "   three spaces before",
-    "\n\n line breaks before",
-)
-# Text with an added token at both ends, and adjacent to spaces, letters, line breaks and itself.
-AROUND = "{0} a {0}b{0}  c {0}\n{0}{0} d\n {0}"
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # options of added tokens without an equivalent in llama.cpp
 
 
 class Description(NamedTuple):
@@ -81,24 +53,7 @@ def describe(tokenizer: Tokenizer, vocab_size: int) -> Description:
     metadata = {f"{GGML}{name}": value for name, value in values.items()}
     metadata |= _templates(tokenizer, values)
     read = read_tokenizer(metadata, "the exported file")
-    return Description(metadata, _compare(read, tokenizer))
-
-
-def _compare(read: Tokenizer, tokenizer: Tokenizer) -> str:
-    """Compare the tokenizer that is read from a file with the original, and return the note of `Description`.
-
-    Raises:
-        UserError: if ids differ in a way that the note does not describe.
-    """
-    spaces = spaces_note(tokenizer)
-    different = [token for token in _added_tokens(tokenizer) if _differs(token, read, tokenizer, bool(spaces))]
-    note = "; ".join(filter(None, [spaces, _tokens_note(different)]))
-    _check_bos(read, tokenizer)
-    _check_added(different)
-    for text in _probes(tokenizer, bool(spaces)):
-        if not _same_ids(read, tokenizer, text, special=not note):
-            raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
-    return note
+    return Description(metadata, compare(read, tokenizer))
 
 
 def _padding(values: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -124,70 +79,6 @@ def _templates(tokenizer: Tokenizer, values: Mapping[str, Any]) -> dict[str, Any
             key = f"{TEMPLATE}.{names[-1]}"
         metadata[key] = _template(tokenizer, source, values)
     return metadata | {TEMPLATES: names} if names else metadata
-
-
-def _check_bos(read: Tokenizer, tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if texts begin with different tokens."""
-    if read.bos_ids != tokenizer.bos_ids:
-        raise UserError(
-            f"llama.cpp begins a text with at most one token, but this tokenizer with {tokenizer.decode(tokenizer.bos_ids)}: "
-            f"export a directory"
-        )
-
-
-def _check_added(different: Sequence[AddedToken]) -> None:
-    """Raise `UserError` if any differently matched token is not special, because any text may contain it."""
-    for token in different:
-        if not token.special:
-            raise UserError(
-                f"llama.cpp has no added token that matches as {_shown(token)} in tokenizer.json: export a directory"
-            )
-
-
-def _probes(tokenizer: Tokenizer, has_other_spaces: bool) -> list[str]:
-    """Return the texts whose ids must be equal; `has_other_spaces`: llama.cpp adds a space before a leading space."""
-    probes = [text for text in PROBES if not (has_other_spaces and text.startswith(" "))]
-    if isinstance(tokenizer, CharTokenizer):
-        return ["".join(character for character in text if character in tokenizer.words) for text in probes]
-    return probes
-
-
-def _tokens_note(different: Sequence[AddedToken]) -> str:
-    """Describe the special tokens that llama.cpp matches differently; "": none."""
-    special = [token for token in different if token.special]
-    if not special:
-        return ""
-    more = f" and {len(special) - 1:,} more" if len(special) > 1 else ""
-    return f"llama.cpp matches the special token {_shown(special[0])}{more} differently between other texts"
-
-
-def _differs(token: AddedToken, read: Tokenizer, tokenizer: Tokenizer, has_other_spaces: bool) -> bool:
-    """Return whether llama.cpp matches an added token differently; `read` is llama.cpp's tokenizer.
-
-    If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
-    """
-    if has_other_spaces:
-        return token.single_word or token.lstrip or token.rstrip
-    return not _same_ids(read, tokenizer, AROUND.format(token.content))
-
-
-def _added_tokens(tokenizer: Tokenizer) -> list[AddedToken]:
-    """Return the added tokens of a tokenizer, in the order of their ids."""
-    if not isinstance(tokenizer, SubwordTokenizer):
-        return []
-    return [token for _, token in sorted(tokenizer.library.get_added_tokens_decoder().items())]
-
-
-def _shown(token: AddedToken) -> str:
-    """Format an added token with its options that llama.cpp lacks."""
-    flags = [name for name in FLAGS if getattr(token, name)]
-    return f"{token.content!r} ({' and '.join(flags)})" if flags else repr(token.content)
-
-
-def _same_ids(one: Tokenizer, other: Tokenizer, text: str, special: bool = True) -> bool:
-    """Return whether two tokenizers encode a text equally, as plain text and, if `special`, with its special tokens."""
-    as_text = np.array_equal(one.encode(text), other.encode(text))
-    return as_text and (not special or np.array_equal(one.encode_special(text), other.encode_special(text)))
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -305,27 +196,8 @@ def _sentencepiece(value: Mapping[str, Any], vocabulary: Mapping[str, Any], merg
 
 def _begins_with_space(value: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json adds a space to the beginning of a text."""
-    if _scheme(value) != "never":
+    if prepend_scheme(value) != "never":
         return True
     normalizer = value["normalizer"] or {}
     steps = normalizer.get("normalizers", [normalizer])
     return any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps)
-
-
-def _scheme(value: Mapping[str, Any]) -> str:
-    """Return the `prepend_scheme` of the pre-tokenizer Metaspace of a tokenizer.json: first, always or never."""
-    pre = value["pre_tokenizer"] or {}
-    return pre.get("prepend_scheme", "never")
-
-
-def spaces_note(tokenizer: Tokenizer) -> str:
-    """Describe the texts that begin with an added space only in llama.cpp; "": none."""
-    if not isinstance(tokenizer, SubwordTokenizer):
-        return ""
-    scheme = _scheme(json.loads(tokenizer.library.to_str()))
-    if scheme == "never":
-        return ""
-    others = "texts that begin with a space"
-    if scheme == "first":
-        others += ", and to texts after a special token"
-    return f"unlike this tokenizer, llama.cpp adds a space to {others}"

@@ -20,8 +20,8 @@ from jaxgpt.convert.llamacpp_architectures import Architecture, architecture_of
 from jaxgpt.convert.models import Converted, exported_special_tokens
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.probes import check_change, largest_change, probe_logits
-from jaxgpt.convert.tensors import tensors_of
 from jaxgpt.convert.write_files import Tensor
+from jaxgpt.convert.write_weights import tensors_of
 from jaxgpt.errors import UserError, reported
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxgpt.convert.gguf_special import read_special_tokens
+from jaxgpt.convert.gguf_vocabulary import (
+    BYTE,
+    CONTROL,
+    GGML,
+    NORMAL,
+    OTHER,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    read_flag,
+    read_vocabulary,
+    token_ids,
+)
 from jaxgpt.data.cuts import GPT2, LLAMA3
-from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -19,22 +32,6 @@ from jaxgpt.data.tokenizer import (
     call_tokenizers,
 )
 from jaxgpt.errors import UserError, short_repr
-
-GGML = "tokenizer.ggml."
-TEMPLATE = "tokenizer.chat_template"  # with a dot and a name: a template with this name
-TEMPLATES = "tokenizer.chat_templates"  # names of templates
-
-# llama.cpp token types.
-NORMAL = 1
-UNKNOWN = 2
-CONTROL = 3
-USER_DEFINED = 4
-UNUSED = 5
-BYTE = 6
-
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # the space of SentencePiece
-PADDING = re.compile(r"\[PAD\d+\]")  # unused tokens that a converter adds to fill the vocabulary
-OTHER = "pass the model's tokenizer.json with --tokenizer"
 
 # Patterns of pre-tokenizers, as in the tokenizer.json files of the models.
 DIGIT = r"\p{N}"
@@ -79,29 +76,6 @@ PRE_TOKENIZERS: dict[str, Words] = {
 }
 NAMELESS = ("gpt2", "gptneox")  # architectures whose files without tokenizer.ggml.pre have the pre-tokenizer of GPT-2
 
-# Keys of special tokens in the metadata, and their names in transformers.
-SPECIAL = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "eot": "eot_token_id",
-    "eom": "eom_token_id",
-    "pad": "padding_token_id",
-    "unk": "unknown_token_id",
-}
-NO_TOKEN = 2**32 - 1  # llama.cpp's -1 as an unsigned integer, for a special token that the model lacks
-SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}  # defaults of the tokenizer "llama"
-# Control tokens that end a turn; llama.cpp recognizes them by name.
-TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>")
-
-
-class Vocabulary(NamedTuple):
-    """The tokens of a file."""
-
-    tokens: list[str]  # text of each id
-    types: list[int]  # type of each id
-    scores: list[float]  # score of each id; empty: the file has no scores
-    merges: list[tuple[str, str]]  # pairs of tokens, in order
-
 
 def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer of a GGUF file, with its special tokens and its chat template.
@@ -121,12 +95,12 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     words = _words(metadata, where) if kind == "gpt2" else Words((), bos=True)
     if kind == "gpt2" and f"{GGML}merges" not in metadata:
         raise UserError(f"{where}: no {GGML}merges, so words cannot be merged to tokens; {OTHER}")
-    vocabulary = _read_vocabulary(metadata, where)
+    vocabulary = read_vocabulary(metadata, where)
     special = read_special_tokens(metadata, where)
 
-    prefix = _flag(metadata, "add_space_prefix", True, where)
-    add_bos = _flag(metadata, "add_bos_token", words.bos, where)
-    add_eos = _flag(metadata, "add_eos_token", False, where)
+    prefix = read_flag(metadata, "add_space_prefix", True, where)
+    add_bos = read_flag(metadata, "add_bos_token", words.bos, where)
+    add_eos = read_flag(metadata, "add_eos_token", False, where)
 
     def build() -> Any:
         if kind == "gpt2":
@@ -144,57 +118,6 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     return tokenizer
 
 
-def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialTokens:
-    """Read the special tokens and the chat template of a GGUF file.
-
-    Raises:
-        UserError: if the id of a token is not an integer below the number of tokens.
-    """
-    tokens = _array(metadata, "tokens", str, where)
-    types = _array(metadata, "token_type", int, where)
-    template = _templates(metadata)
-    names: dict[str, Any] = {} if template is None else {"chat_template": template}
-    if not tokens:
-        return SpecialTokens({}, names)
-    ids = _special_ids(metadata, tokens, where)
-    turn_ends = [i for i, token in enumerate(tokens) if token in TURN_ENDS and types[i : i + 1] == [CONTROL]]
-
-    generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
-    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
-    ends = list(dict.fromkeys(ends + turn_ends))
-    if ends:
-        generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    names |= {f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "pad", "unk") if name in ids}
-    return SpecialTokens(generation, names)
-
-
-def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
-    """Return the chat template of a file, several as a list of names and templates, or None."""
-    named = list[dict[str, str]]()
-    for key, value in metadata.items():
-        if isinstance(value, str) and key.startswith(f"{TEMPLATE}."):
-            named.append({"name": key.removeprefix(f"{TEMPLATE}."), "template": value})
-    default = metadata.get(TEMPLATE)
-    if not isinstance(default, str):
-        return named or None
-    return [{"name": "default", "template": default}, *named] if named else default
-
-
-def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> dict[str, int]:
-    """Return the ids of special tokens, keyed by the names in `SPECIAL`."""
-    ids: dict[str, int] = {}
-    if metadata.get(f"{GGML}model") == "llama":
-        ids = {name: i for name, i in SENTENCEPIECE_IDS.items() if i < len(tokens)}
-    for name, key in SPECIAL.items():
-        value = metadata.get(f"{GGML}{key}")
-        if value is None or value == NO_TOKEN:
-            continue
-        if type(value) is not int or not 0 <= value < len(tokens):
-            raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}; {OTHER}")
-        ids[name] = value
-    return ids
-
-
 def _words(metadata: Mapping[str, Any], where: str) -> Words:
     """Return the pre-tokenizer of a byte-level BPE."""
     name = metadata.get(f"{GGML}pre", "default")
@@ -206,51 +129,11 @@ def _words(metadata: Mapping[str, Any], where: str) -> Words:
     return PRE_TOKENIZERS[name]
 
 
-def _read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
-    """Read and check the tokens, their types and scores, and the merges."""
-    tokens = _array(metadata, "tokens", str, where)
-    types = _array(metadata, "token_type", int, where) or [NORMAL] * len(tokens)
-    scores = _array(metadata, "scores", float, where)
-    merges = _array(metadata, "merges", str, where)
-
-    if not tokens:
-        raise UserError(f"{where}: no tokens in {GGML}tokens; {OTHER}")
-    for name, values in (("token_type", types), ("scores", scores)):
-        if values and len(values) != len(tokens):
-            raise UserError(f"{where}: {GGML}{name} has {len(values)} values for {len(tokens)} tokens; {OTHER}")
-    if not all(map(math.isfinite, scores)):
-        raise UserError(f"{where}: {GGML}scores must be finite numbers; {OTHER}")
-    counts = Counter(token for token in tokens if token)
-    twice = [token for token, count in counts.items() if count > 1]
-    if twice:
-        raise UserError(f"{where}: duplicate token {short_repr(twice[0])} in {GGML}tokens; {OTHER}")
-    pairs = [_pair(merge, where) for merge in merges]
-    return Vocabulary(tokens, types, scores, pairs)
-
-
-def _pair(merge: str, where: str) -> tuple[str, str]:
-    middle = merge.find(" ", 1)  # a token may begin with a space
-    if middle < 0 or middle == len(merge) - 1:
-        problem = f"{short_repr(merge)} in {GGML}merges is not two tokens separated by a space"
-        raise UserError(f"{where}: {problem}; {OTHER}")
-    return merge[:middle], merge[middle + 1 :]
-
-
-def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return the ids of the tokens with a text, without padding."""
-    ids = {}
-    for i, token in enumerate(vocabulary.tokens):
-        is_padding = vocabulary.types[i] == UNUSED and PADDING.fullmatch(token)
-        if token and not is_padding:
-            ids[token] = i
-    return ids
-
-
 def _byte_level(vocabulary: Vocabulary, words: Words) -> Any:
     """Build a byte-level BPE that splits a text into words."""
     from tokenizers import Regex, pre_tokenizers
 
-    library = byte_level(_ids(vocabulary), vocabulary.merges)
+    library = byte_level(token_ids(vocabulary), vocabulary.merges)
     library.model.ignore_merges = words.whole
     steps: list[Any] = []
     for pattern in words.patterns:
@@ -276,7 +159,7 @@ def _sentencepiece(vocabulary: Vocabulary, unknown: str | None, prefix: bool) ->
     from tokenizers import decoders, models, normalizers
 
     model = models.BPE(
-        _ids(vocabulary),
+        token_ids(vocabulary),
         _merges(vocabulary),
         unk_token=unknown,
         fuse_unk=True,
@@ -298,7 +181,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Return all pairs of tokens that form a token, by descending score of the token, then by its id."""
     tokens, types, scores, _ = vocabulary
     scores = scores or [0.0] * len(tokens)
-    ids = _ids(vocabulary)
+    ids = token_ids(vocabulary)
     # Text never becomes a control, unknown or byte token. User-defined tokens are found before the merges.
     merged = [i for i in range(len(tokens)) if types[i] in (NORMAL, UNUSED)]
     merged.sort(key=lambda i: (-scores[i], i))
@@ -336,7 +219,7 @@ def _surround(library: Any, first: int | None, last: int | None) -> None:
 
 def _longest_match(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer of a file that jaxgpt exported with a tokenizer of characters or bytes."""
-    tokens, types, *_ = _read_vocabulary(metadata, where)
+    tokens, types, *_ = read_vocabulary(metadata, where)
     texts = [_unescaped(token) for token, kind in zip(tokens, types, strict=True) if kind != UNUSED]
     tokenizer: Tokenizer
     if texts == [bytes([value]) for value in range(256)]:
@@ -360,18 +243,3 @@ def _unescaped(token: str) -> bytes:
     """Invert `escaped`."""
     parts = re.split(r"\\x([0-9a-f]{2})", token)
     return b"".join(bytes([int(part, 16)]) if i % 2 else part.encode() for i, part in enumerate(parts))
-
-
-def _flag(metadata: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
-    value = metadata.get(f"{GGML}{name}", default)
-    if type(value) is not bool:
-        raise UserError(f"{where}: {GGML}{name} must be true or false: {short_repr(value)}; {OTHER}")
-    return value
-
-
-def _array(metadata: Mapping[str, Any], name: str, kind: type, where: str) -> list[Any]:
-    value = metadata.get(f"{GGML}{name}", [])
-    if not isinstance(value, list) or not all(type(each) is kind for each in value):
-        problem = f"{GGML}{name} must be an array of type {kind.__name__}: {short_repr(value)}"
-        raise UserError(f"{where}: {problem}; {OTHER}")
-    return value

@@ -13,7 +13,7 @@ from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gguf, gguf_tokenizer
+from jaxgpt.convert import gguf, gguf_special, gguf_tokenizer
 from jaxgpt.convert.card import Export, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import engines
@@ -22,9 +22,10 @@ from jaxgpt.convert.files import SECOND_COPY, Weights
 from jaxgpt.convert.open_model import WRAPPERS, open_model, read_model
 from jaxgpt.convert.original_card import CARD, read_card
 from jaxgpt.convert.probes import check_change, largest_change, probe_logits
+from jaxgpt.convert.read_weights import read_leaves, skipped_tensors
 from jaxgpt.convert.templates import with_defaults
-from jaxgpt.convert.tensors import read_leaves, rounded_weights, save_weights, skipped_tensors
 from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
+from jaxgpt.convert.write_weights import rounded_weights, save_weights
 from jaxgpt.data.chat_encoding import stop_ids
 from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
@@ -205,7 +206,7 @@ def _gguf_tokenizer(weights: gguf.GgufWeights, named: str, model: ModelConfig) -
     where = str(weights.path)
     if not named:
         return gguf_tokenizer.read_tokenizer(weights.metadata, where)
-    special = gguf_tokenizer.read_special_tokens(weights.metadata, where)
+    special = gguf_special.read_special_tokens(weights.metadata, where)
     tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
     own = dict(tokenizer.special.tokenizer)
     tokenizer.special = SpecialTokens(special.generation, dict(special.tokenizer) | own)

@@ -12,7 +12,8 @@ from jaxgpt.convert import gguf, gpt2
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import Weights, is_gguf, open_safetensors
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Format, load_weights
+from jaxgpt.convert.read_weights import load_weights
+from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
 

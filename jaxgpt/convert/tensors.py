@@ -1,4 +1,4 @@
-"""Read and write weights with another system's names and layout; import and export share a table.
+"""The names and layout of weights in another system, as a table that import and export share.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`. A stack of matrices,
@@ -8,23 +8,13 @@ axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
-from jaxgpt.config import ModelConfig
-from jaxgpt.convert.files import Weights
-from jaxgpt.convert.write_files import SHARD_BYTES, Tensor, rounded, write_shards
-from jaxgpt.errors import UserError
-from jaxgpt.model.params import Model, config_of, flatten_params, weights
+from jaxgpt.model.params import Model, config_of, weights
 
 HEAD = "lm_head.weight"
-# Suffixes of the masks and constants to skip in older files.
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
@@ -162,91 +152,6 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.ascontiguousarray(matrix, np.float32)
 
 
-def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
-    """Check that files contain a model, and map each name in the table to its name in the files.
-
-    Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
-    """
-    stored = _own_names(weights, form)
-    shapes = leaf_shapes(config)
-    rows = expand(form.table, config)
-    names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
-    tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
-    expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
-
-    ignored = {name for name in weights.tensors if name.endswith(BUFFERS)}
-    if tied:
-        ignored.add(stored[form.head])
-    if form.wrapped:  # the other tensors belong to a different model, such as a vision encoder
-        ignored |= weights.tensors.keys() - set(stored.values())
-    weights.check(expected, ignored)
-    if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
-        raise UserError(
-            f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"
-        )
-    return names
-
-
-def skipped_tensors(weights: Weights, form: Format) -> int:
-    """Return the number of tensors of other models in the files, such as a vision tower."""
-    if not form.wrapped:
-        return 0
-    return len(weights.tensors) - len(_own_names(weights, form))
-
-
-def _own_names(weights: Weights, form: Format) -> dict[str, str]:
-    """Map names without `form.prefix` to the names in the files; omit other models of a wrapper.
-
-    Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
-    (compiled), `language_model.model.layers.0` (in a multimodal model). The token embedding shows the prefix.
-    """
-    table = form.tied.removeprefix(form.prefix)
-    found = [name.removesuffix(table) for name in weights.tensors if f".{name}".endswith(f".{table}")]
-    if form.wrapped:
-        found = [prefix for prefix in found if "language_model." in prefix]
-    prefix = found[0] if len(found) == 1 else form.prefix
-
-    own = {}
-    for name in weights.tensors:
-        # The head is outside the model with the prefix, and may have a different prefix.
-        if f".{name}".endswith(f".{form.head}"):
-            own[form.head] = name
-        elif name.startswith(prefix):
-            own[name.removeprefix(prefix)] = name
-        elif not form.wrapped:
-            own[name.removeprefix(form.prefix)] = name
-    return own
-
-
-def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
-    """Return an iterator of the path and values of each of a model's weights, contiguous float32.
-
-    One tensor is read at a time. Raises `UserError` before the iteration, like `check_weights`.
-    """
-    names = check_weights(weights, config, form)
-    return _read_rows(weights, names, config, form)
-
-
-def _read_rows(
-    weights: Weights, names: Mapping[str, str], config: ModelConfig, form: Format
-) -> Iterator[tuple[str, np.ndarray]]:
-    def read(row: WeightRow) -> np.ndarray:
-        return weights.read(names[row.name])
-
-    for path, leaf in complete_leaves(expand(form.table, config), read, leaf_shapes(config)):
-        # Copy views of a tensor: a view would keep the whole tensor in memory.
-        yield path, np.ascontiguousarray(leaf)
-
-
-def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load a model's weights on the first device, one tensor at a time."""
-    leaves: dict[str, jax.Array] = {}
-    for path, leaf in read_leaves(weights, config, form):
-        # Block: a pending transfer would keep the tensor in memory.
-        leaves[path] = jax.block_until_ready(jax.device_put(leaf, jax.devices()[0]))
-    return unflatten_dict(leaves, sep="/")
-
-
 def complete_leaves(
     rows: Iterable[WeightRow], read: Callable[[WeightRow], np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -265,51 +170,3 @@ def complete_leaves(
             stacks[path][row.expert] = part
             if row.expert == len(stacks[path]) - 1:
                 yield path, stacks.pop(path)
-
-
-def tensors_of(params: Any, model: Model, form: Format) -> list[Tensor]:
-    """List the tensors of a model; add gains of 1, biases of 0 and gates that only `model` has."""
-    shapes = leaf_shapes(model)
-    ours = flatten_params(params)
-
-    def part(row: WeightRow, path: str) -> np.ndarray:
-        leaf = _leaf(ours, path, shapes)
-        return leaf if row.expert < 0 else leaf[row.expert]
-
-    def read(row: WeightRow) -> np.ndarray:
-        return to_tensor(row, {path: part(row, path) for path in row.leaves})
-
-    rows = expand(form.table, model)
-    return [Tensor(row.name, tensor_shape(row, shapes), partial(read, row)) for row in rows]
-
-
-def save_weights(
-    directory: Path,
-    params: Any,
-    config: ModelConfig,
-    form: Format,
-    dtype: str = "float32",
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write weights as one or several safetensors files."""
-    write_shards(directory, tensors_of(params, config, form), dtype, shard_bytes)
-
-
-def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) -> Any:
-    """Return the weights of a model after its tensors are rounded to a type of `DTYPES`."""
-    tensors = {tensor.name: tensor for tensor in tensors_of(params, config, form)}
-
-    def read(row: WeightRow) -> np.ndarray:
-        return rounded(row.name, tensors[row.name].read(), dtype).astype(np.float32)
-
-    leaves = complete_leaves(expand(form.table, config), read, leaf_shapes(config))
-    return unflatten_dict(dict(leaves), sep="/")
-
-
-def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
-    if path in ours:
-        return np.asarray(ours[path], np.float32)
-    gate = path.replace("/gate_proj/", "/up_proj/")
-    if gate != path:
-        return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) * u
-    return np.full(shapes[path], float(path.endswith("/scale")), np.float32)

@@ -17,10 +17,11 @@ from llamacpp_values import source
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.convert import gguf_describe, gguf_export, llamacpp
+from jaxgpt.convert import gguf_compare, gguf_describe, gguf_export, llamacpp
 from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.gguf import GgufWeights
-from jaxgpt.convert.gguf_describe import describe, spaces_note
+from jaxgpt.convert.gguf_compare import spaces_note
+from jaxgpt.convert.gguf_describe import describe
 from jaxgpt.convert.gguf_export import TYPES, export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
@@ -370,8 +371,8 @@ def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monk
 
         return counted
 
-    for name in ("read_tokenizer", "spaces_note"):
-        monkeypatch.setattr(gguf_describe, name, count(getattr(gguf_describe, name)))
+    for module, name in ((gguf_describe, "read_tokenizer"), (gguf_compare, "spaces_note")):
+        monkeypatch.setattr(module, name, count(getattr(module, name)))
     describe(tokenizer, V)
     assert sorted(calls) == ["read_tokenizer", "spaces_note"]
 

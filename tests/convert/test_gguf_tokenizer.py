@@ -11,7 +11,8 @@ from gguf_files import ADDED, BPE, BPE_TOKENS, SPM, SPM_TOKENS, TEXTS, TOKENIZER
 from llamacpp_values import RECORDED, source
 
 import jaxgpt
-from jaxgpt.convert.gguf_tokenizer import read_special_tokens, read_tokenizer
+from jaxgpt.convert.gguf_special import read_special_tokens
+from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError

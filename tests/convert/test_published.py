@@ -13,7 +13,7 @@ from folders import LLAMA, SMALL, hf_folder
 
 from jaxgpt.convert.open_model import open_model, read_model
 from jaxgpt.convert.options import ACTIVATIONS
-from jaxgpt.convert.tensors import check_weights
+from jaxgpt.convert.read_weights import check_weights
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import count_parameters

@@ -39,7 +39,7 @@ from jaxgpt.config_json import from_json, to_json
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
-from jaxgpt.convert.tensors import check_weights
+from jaxgpt.convert.read_weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Templates, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
