@@ -11,7 +11,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.strict_json import parse_json
 
-# What a config.json of jaxgpt 0.1.0 has: all of these sections, and no `data.bos`.
+# A config.json of jaxgpt 0.1.0 has all of these sections, and no `data.bos`.
 SECTIONS_OF_0_1_0 = frozenset({"model", "data", "optim", "train", "mesh"})
 RECORDS_OF_0_1_0 = (".jsonl", ".ndjson")  # its files of conversations or pairs; other files were text
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.data_description import SourceDescription, pairs_description, text_description
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.output import aligned, columns, note, print_result, progress
+from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, PostConfig
-from jaxgpt.errors import UserError, did_you_mean, plural
+from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
@@ -64,15 +65,22 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
         is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
         data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
         activity.stage("counting")
-        reports = [_describe(part, config, activity) for part in data.parts or (data,)]
+        described = [_describe(part, config, activity) for part in data.parts or (data,)]
 
     name = target or config.data.path or " ".join(config.data.mix)
     if not data.parts:
-        [results] = reports
-        return print_result(json, {"name": name} | results, _text(results))
-    shares = _shares(config, data)
-    sources = [{"path": path, "share": shares[path]} | results for path, results in zip(shares, reports, strict=True)]
-    texts = [_text(each, f"{each['path']}, {each['share']:.1%} of the training windows") for each in sources]
+        [one] = described
+        return print_result(json, {"name": name, **one.numbers}, one.text())
+    return _print_mixture(name, _shares(config, data), described, json)
+
+
+def _print_mixture(name: str, shares: Mapping[str, float], described: Sequence[SourceDescription], json: bool) -> int:
+    """Print the descriptions of the sources of a mixture; `shares`: fractions of the training windows, keyed by path."""
+    sources = []
+    texts = []
+    for (path, share), one in zip(shares.items(), described, strict=True):
+        sources.append({"path": path, "share": share, **one.numbers})
+        texts.append(one.text(f"{path}, {share:.1%} of the training windows"))
     return print_result(json, {"name": name, "sources": sources}, "\n\n".join(texts))
 
 
@@ -104,14 +112,14 @@ def _base(target: str, settings: Mapping[str, Any]) -> Config:
     raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
 
 
-def _describe(data: Data, config: Config, activity: Progress) -> dict[str, Any]:
+def _describe(data: Data, config: Config, activity: Progress) -> SourceDescription:
     """Describe data that is not a mixture: preference pairs, or text."""
     from jaxgpt.report.describe import describe
     from jaxgpt.report.preferences import describe_preferences
 
     if config.post.is_preference:
-        return dict(describe_preferences(data))
-    return dict(describe(data, activity))
+        return pairs_description(describe_preferences(data))
+    return text_description(describe(data, activity))
 
 
 def _shares(config: Config, mixture: Data) -> dict[str, float]:
@@ -153,70 +161,3 @@ def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Pr
     if change:
         note(f"{change}; this report and its baselines describe the new data")
     return data
-
-
-def _text(results: dict[str, Any], source: str = "") -> str:
-    """Format a report; `source`: description of a source of a mixture."""
-    if "longer_chosen" in results:
-        return aligned({"source": source, **_facts_of_pairs(results)})
-    return f"{aligned({'source': source, **_facts(results)})}\n\n{_baselines(results)}"
-
-
-def _facts_of_pairs(results: dict[str, Any]) -> dict[str, str | list[str]]:
-    """Return the lines about preference pairs, keyed by label."""
-    val = results["validation_pairs"]
-    held_out = f"{val:,} validation" if val else "no validation"
-    shared = results["shared_prompts"]
-    lengths = []
-    for name, values in results["lengths"].items():
-        middle = f"mean {values['mean']:.1f}, median {values['median']:g}"
-        lengths.append(f"{name} {middle}, 95% {values['p95']:g}, max {values['max']:,}")
-    return {
-        "data": results["source"],
-        "pairs": f"{results['train_pairs']:,} training, {held_out}, {plural(results['duplicate_pairs'], 'duplicate')}",
-        "contradictions": f"{plural(results['contradictions'], 'pair')} that also occur with swapped answers",
-        "prompts": f"{results['prompts']:,} different; {plural(shared, 'validation pair')} with a training prompt",
-        "tokens": lengths,
-        "longer": f"the chosen answer has more tokens in {results['longer_chosen']:.1%} of the pairs",
-        "longest": f"{results['longest']:,} tokens: --data.window {results['longest'] - 1} holds all pairs",
-    }
-
-
-def _facts(results: dict[str, Any]) -> dict[str, str]:
-    """Return the lines about text, keyed by label."""
-    val = results["validation_tokens"]
-    held_out = f"{val:,} validation" if val else "no validation"
-    size = results["bytes_per_token"]
-    ratio = f"; {size:.2f} bytes per token" if size else ""
-    overlap = results["overlap"]
-    return {
-        "data": results["source"],
-        "tokens": f"{results['train_tokens']:,} training, {held_out}{ratio}",
-        "vocabulary": f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur",
-        "documents": _count(results["documents"], results["duplicate_documents"]),
-        "lines": _count(results["lines"], results["duplicate_lines"]),
-        "overlap": "" if overlap is None else f"{overlap:.2%} of the validation 13-grams occur in the training tokens",
-    }
-
-
-def _count(total: int | None, duplicates: int | None) -> str:
-    """Format a number of documents or lines and of duplicates among them; "" if the number is unknown."""
-    if total is None or duplicates is None:
-        return ""
-    share = f" ({duplicates / total:.1%})" if duplicates else ""
-    return f"{total:,}, {plural(duplicates, 'duplicate')}{share}"
-
-
-def _baselines(results: dict[str, Any]) -> str:
-    """Format the table of baselines, and the tokens that they are computed from."""
-    rows = [["baseline", "nats per token", "bits per byte"]]
-    for name, row in results["baselines"].items():
-        label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name
-        bits = row["bits_per_byte"]
-        rows.append([label, f"{row['loss']:.4f}", "unknown" if bits is None else f"{bits:.4f}"])
-    split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
-    basis = f"On {results['evaluated_tokens']:,} {split}"
-    counted = results["counted_tokens"]
-    if counted < results["train_tokens"] - 2:  # a sample
-        basis += f"; n-grams are counted in {counted:,} training tokens"
-    return f"{columns(rows)}\n\n{basis}."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxgpt.trainer.mean_loss import Evaluation
 
 
-class Report(NamedTuple):
+class EvalResult(NamedTuple):
     """A result of `jaxgpt eval`.
 
     Attributes:
@@ -44,7 +44,7 @@ class Loss(NamedTuple):
     rounded: Evaluation
 
 
-def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -> Report:
+def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -> EvalResult:
     """Return the loss of a run, with the numbers that follow from it.
 
     Args:
@@ -75,10 +75,10 @@ def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -
         error = ERROR_OF_DATA
     if math.isfinite(result.stderr):
         facts["loss"] = [facts["loss"], error]
-    return Report(_finite(results), facts)
+    return EvalResult(_finite(results), facts)
 
 
-def report_reward(lm: LM, data: Data, result: RewardResult) -> Report:
+def report_reward(lm: LM, data: Data, result: RewardResult) -> EvalResult:
     """Return the reward of a run."""
     results = {
         "model": lm.source,
@@ -96,10 +96,10 @@ def report_reward(lm: LM, data: Data, result: RewardResult) -> Report:
         "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return Report(_finite(results), facts)
+    return EvalResult(_finite(results), facts)
 
 
-def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> Report:
+def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> EvalResult:
     """Return the divergence of a run from its teacher."""
     post = lm.config.post
     evaluation = result.evaluation
@@ -121,7 +121,7 @@ def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> Report:
         "KL": f"{metrics['val_kl']:.4f} nats per token, from the student to the teacher",
         "answers": f"{metrics['val_answer_tokens']:.1f} tokens on average, sampled at temperature 1",
     }
-    return Report(_finite(results), facts)
+    return EvalResult(_finite(results), facts)
 
 
 def _change(loss: Loss) -> dict[str, float]:

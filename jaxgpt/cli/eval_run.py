@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxgpt.checkpoint.data import info_of, open_run_data
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.cli.eval_results import Loss, Report, report_divergence, report_loss, report_reward
+from jaxgpt.cli.eval_results import EvalResult, Loss, report_divergence, report_loss, report_reward
 from jaxgpt.cli.options import Weights
 from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.config import Config, MeshConfig, PostConfig
@@ -96,8 +96,8 @@ def evaluate_run(asked: Asked, json: bool) -> int:
     with progress("loading") as activity:
         lm, data = _open(asked, activity)
         activity.stage("evaluating")
-        report = _evaluate(lm, data, asked, activity)
-    return print_result(json, {"run": asked.run, **report.numbers}, report.facts)
+        found = _evaluate(lm, data, asked, activity)
+    return print_result(json, {"run": asked.run, **found.numbers}, found.facts)
 
 
 def _open(asked: Asked, activity: Progress) -> tuple[LM, Data]:
@@ -142,7 +142,7 @@ def _fits(config: Config, path: str) -> bool:
     return config.post.is_rollout or are_preferences(Path(path))
 
 
-def _evaluate(lm: LM, data: Data, asked: Asked, activity: Progress) -> Report:
+def _evaluate(lm: LM, data: Data, asked: Asked, activity: Progress) -> EvalResult:
     """Compute the reward, the divergence from the teacher, or the loss, depending on the objective of the model."""
     post = lm.config.post
     if post.has_rewards:

@@ -56,7 +56,7 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
 
 
 def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
-    """Return a leaf of the exported model: ours, the gate of a plain MLP, a gain of 1 or a bias of 0."""
+    """Return a leaf of the exported model: a weight of the run or, if the run lacks it, a gate, a gain of 1 or a bias of 0."""
     if path in ours:
         return np.asarray(ours[path], np.float32)
     gate = path.replace("/gate_proj/", "/up_proj/")

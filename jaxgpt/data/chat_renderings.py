@@ -49,7 +49,7 @@ class Renderings:
                 yield n
 
     def last_user_before(self, n: int) -> int | None:
-        """Return the index of the last user message before message n; None: there is none."""
+        """Return the index of the last user message before message n; None: no message before it is from the user."""
         for index in range(n - 1, -1, -1):
             if self.messages[index]["role"] == "user":
                 return index

@@ -45,7 +45,7 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
-        """Replace the tag and its body by a call of `mark` with the body."""
+        """Parse the tag and its body to a call of `mark`, which receives the body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
