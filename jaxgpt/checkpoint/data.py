@@ -242,6 +242,7 @@ def _file_changes(info: Info, recorded: str, data: Data) -> str:
     """Return the files of a directory that were added, removed or changed since a checkpoint, or "" if not recorded.
 
     Args:
+        info: contents of the checkpoint.json.
         recorded: fingerprint of the directory at the checkpoint.
         data: the directory now.
     """

@@ -36,7 +36,7 @@ OF_EXPERTS: dict[str, tuple[str, Any]] = {
     "expert_used_count": ("experts_per_token", int),
 }
 ONLY = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0}
-# Metadata that llama.cpp reads only for YaRN scaling, which is rejected, or that it only prints.
+# Metadata that llama.cpp only prints, or reads only for YaRN scaling, which is rejected.
 UNREAD = (ORIGINAL_CONTEXT, "rope.scaling.finetuned", "tensor_data_layout")
 YARN = ("log_multiplier", "ext_factor", "attn_factor", "beta_fast", "beta_slow")
 

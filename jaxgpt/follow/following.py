@@ -79,7 +79,7 @@ class Position(NamedTuple):
         return Position(**values)
 
     def write(self, directory: Path) -> None:
-        """Replace the file. A kill leaves the old or the new position; only a power failure can lose it."""
+        """Replace the file. A kill leaves the old or the new position; only a power failure can lose the position."""
         draft = directory / "position.json.partial"
         draft.write_text(json.dumps(self._asdict()))
         draft.replace(directory / "position.json")

@@ -75,7 +75,7 @@ class MoE(Module):
         logits_BTE = self.named("router.logits", logits_BTE)  # an edit may replace them
         routing = route(logits_BTE, c.experts_per_token, c.router, c.router_normalize, c.router_scale, bias_E)
 
-        # Declare the matrices of the experts, and apply them: a module declares them, and its call returns them.
+        # Each module declares the matrices of all experts, and its call returns the stack.
         widen = functools.partial(Matrices, c, o, (c.n_experts, c.n_embd, c.mlp_width), ("expert", "embed", "mlp"))
         narrow = functools.partial(Matrices, c, o, (c.n_experts, c.mlp_width, c.n_embd), ("expert", "mlp", "embed"))
         up_EDF = widen(name="up_proj")()

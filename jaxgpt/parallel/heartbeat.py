@@ -185,7 +185,7 @@ class Heartbeats:
                 act()
 
 
-# The monitor of a run publishes its status without a reference to the processes, which the command joins before the run.
+# A global variable, because the monitor of a run has no reference to the processes, which the command joins before the run.
 _heartbeats: Heartbeats | None = None  # heartbeats of this process; None: a run with a single process
 
 

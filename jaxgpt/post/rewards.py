@@ -278,7 +278,7 @@ def checked_rewards(
         UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or
             infinity.
     """
-    # The function may change what it receives; later rollouts have the same records.
+    # Pass copies: the function may change its arguments, and later rollouts have the same records.
     call = partial(reward, deepcopy(list(prompts)), list(texts), deepcopy(list(records)))
     in_main_thread = threading.current_thread() is threading.main_thread()
     try:

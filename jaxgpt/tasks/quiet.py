@@ -33,7 +33,7 @@ def quiet() -> Iterator[None]:
 
 
 class _OtherThreads:
-    """A stream that drops text from the thread that created it, and forwards text from others, such as progress lines."""
+    """A stream that drops text from its creating thread, and forwards text from other threads, such as progress lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
