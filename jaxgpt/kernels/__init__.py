@@ -10,6 +10,7 @@ from jaxgpt.kernels.choose import choose_attention as choose_attention
 from jaxgpt.kernels.choose import of_device as of_device
 from jaxgpt.kernels.context import CONTEXT_KERNELS as CONTEXT_KERNELS
 from jaxgpt.kernels.context import MOST_GATHERED as MOST_GATHERED
+from jaxgpt.kernels.context import ChosenAttention as ChosenAttention
 from jaxgpt.kernels.context import Halos as Halos
 from jaxgpt.kernels.context import halos_of as halos_of
 from jaxgpt.kernels.context import in_balanced_order as in_balanced_order

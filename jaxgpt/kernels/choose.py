@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
 from jaxgpt.kernels import activations, cpu, norms
-from jaxgpt.kernels.context import CONTEXT_KERNELS, choose_context_attention, fallback_note
+from jaxgpt.kernels.context import CONTEXT_KERNELS, ChosenAttention, choose_context_attention, fallback_note
 from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
@@ -54,14 +54,14 @@ def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Op
     if isinstance(mesh, AbstractMesh):
         attention: AttendFn = attend
         if config.mesh.context > 1:
-            attention, _ = choose_context_attention(config, "")
+            attention = choose_context_attention(config, "").attend
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
     device: jax.Device | Target
     if isinstance(mesh, Target):
         device = mesh
     else:
         device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    attention, _ = choose_attention(config, device)
+    attention = choose_attention(config, device).attend
     return of_device(device, config.train.compute_dtype)._replace(attend=attention)
 
 
@@ -71,8 +71,8 @@ def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
     return ops._replace(dtype=jnp.dtype(dtype))
 
 
-def choose_attention(config: Config, device: jax.Device | Target) -> tuple[AttendFn, str]:
-    """Return a device's attention function, and a note if `auto` falls back to a slower function, or "".
+def choose_attention(config: Config, device: jax.Device | Target) -> ChosenAttention:
+    """Return a device's attention function, with a note if `auto` falls back to a slower function.
 
     Raises:
         UserError: if a kernel is selected by name and cannot run.
@@ -84,7 +84,7 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
     if name == "auto":
         name = of_platform
     if name == "xla":
-        return attend, ""
+        return ChosenAttention(attend)
 
     if name == of_platform:
         lack = _lack(name, config, device)
@@ -93,11 +93,11 @@ def choose_attention(config: Config, device: jax.Device | Target) -> tuple[Atten
     else:
         lack = f"does not run on {device.platform} devices"
     if not lack:
-        return kernel, ""
+        return ChosenAttention(kernel)
 
     # `attend` needs much memory only for long windows.
     note = fallback_note(config, name, lack)
-    return attend, note if config.window >= SHORTEST else ""
+    return ChosenAttention(attend, note if config.window >= SHORTEST else "")
 
 
 def _lack(name: str, config: Config, device: jax.Device | Target) -> str:

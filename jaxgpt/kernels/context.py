@@ -54,6 +54,18 @@ def halos_of(config: Config) -> Halos:
     return Halos(tokens=halo, layers=with_window if halo else 0, in_all_layers=in_all_layers)
 
 
+class ChosenAttention(NamedTuple):
+    """The attention of a run.
+
+    Attributes:
+        attend: the function for `Ops.attend`.
+        note: one line for the user if `auto` falls back to a slower function; "": none.
+    """
+
+    attend: AttendFn
+    note: str = ""
+
+
 def fallback_note(config: Config, name: str, lack: str) -> str:
     """Return the note that `auto` falls back to `attend`, because the kernel `name` lacks something.
 
@@ -65,13 +77,13 @@ def fallback_note(config: Config, name: str, lack: str) -> str:
     return f"attention by xla, with all T x T scores in memory: {name} {lack}"
 
 
-def choose_context_attention(config: Config, platform: str) -> tuple[AttendFn, str]:
-    """Return the attention function of a mesh that divides positions, and a note, like `choose_attention`."""
+def choose_context_attention(config: Config, platform: str) -> ChosenAttention:
+    """Return the attention function of a mesh that divides positions; errors as in `choose_attention`."""
     name: str = config.train.attention
     if name == "auto":
         name = _fastest_context_attention(config, platform)
     if name == "xla":
-        return attend, ""
+        return ChosenAttention(attend)
 
     context = config.mesh.context
     lack = ""
@@ -89,8 +101,8 @@ def choose_context_attention(config: Config, platform: str) -> tuple[AttendFn, s
             f"({config.window // context} with mesh.context {context})"
         )
     if not lack:
-        return CONTEXT_KERNELS[name], ""
-    return attend, fallback_note(config, name, lack)
+        return ChosenAttention(CONTEXT_KERNELS[name])
+    return ChosenAttention(attend, fallback_note(config, name, lack))
 
 
 def _fastest_context_attention(config: Config, platform: str) -> str:

@@ -85,8 +85,15 @@ def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *others)
 
 
-def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> tuple[Topology, str] | None:
-    """Return the smallest larger slice that fits a run by estimate, and its flags; None: not found.
+class FittingSlice(NamedTuple):
+    """A slice that fits a run, and the flags of the command with which it fits."""
+
+    topology: Topology
+    flags: str
+
+
+def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> FittingSlice | None:
+    """Return the smallest larger slice that fits a run by estimate; None: not found.
 
     The flags select as much sharding along fsdp as possible, microbatches of one row per device, and `--train.remat full`.
     """
@@ -100,7 +107,7 @@ def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) 
         flags = f"{mesh_flags(changed.mesh)} --train.remat full"
         flags, changed = _with_windows(flags, changed, 1)
         if estimate(changed, larger, work).fits:
-            return larger, flags
+            return FittingSlice(larger, flags)
     return None
 
 

@@ -212,7 +212,7 @@ def _context_attention(config: Config, target: Target) -> str:
 
     In layers with a halo (`_halo_layers`), gathered and ring do not apply.
     """
-    attention, _ = choose_attention(config, target)
+    attention = choose_attention(config, target).attend
     for name, kernel in CONTEXT_KERNELS.items():
         if kernel is attention and name == "splash":
             return "halo" if halos_of(config).in_all_layers else "gathered"

@@ -160,10 +160,10 @@ def attention_of(config: Config, topology: Topology) -> str:
     Raises:
         UserError: if `train.attention` selects a kernel that cannot run there.
     """
-    chosen, note = choose_attention(config, topology.target)
+    chosen = choose_attention(config, topology.target)
     kernels = [*KERNELS.values(), *CONTEXT_KERNELS.items()]
-    name = next((name for name, kernel in kernels if kernel is chosen), "")
-    return f"{name}, without stored T x T scores" if name else note or "xla, with all T x T scores in memory"
+    name = next((name for name, kernel in kernels if kernel is chosen.attend), "")
+    return f"{name}, without stored T x T scores" if name else chosen.note or "xla, with all T x T scores in memory"
 
 
 def compiler_missing(topology: Topology) -> str:

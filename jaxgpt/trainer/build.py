@@ -179,7 +179,7 @@ def build(
     # Advice for the user.
     kernel_note = ""
     if ops is None and model is None:
-        _, kernel_note = choose_attention(config, device)
+        kernel_note = choose_attention(config, device).note
     notes = (
         mesh_note,
         kernel_note,
