@@ -60,7 +60,7 @@ trainer.loop.train
 """,
     "prompt to text": """
 lm.generation.generate
-  lm.generation.read_request
+  lm.request.read_request
   lm.generation.decode
     lm.engine.start
       lm.engine.left_pad

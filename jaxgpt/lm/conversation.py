@@ -15,8 +15,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_tuple, make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
+from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, decode
 from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.request import Request, read_request
 from jaxgpt.lm.sampler import for_decoding
 from jaxgpt.options import SEED
 from jaxgpt.settings import MAX_TOKENS, as_int

@@ -18,8 +18,8 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import LM, check_lm
+from jaxgpt.lm.request import read_request
 from jaxgpt.model import GPT
 from jaxgpt.options import SEED
 

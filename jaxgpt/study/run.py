@@ -16,8 +16,8 @@ from jaxgpt.decoding.sampling import Sampled
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import read_request
 from jaxgpt.lm.model import check_lm
+from jaxgpt.lm.request import read_request
 from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.options import SEED
 from jaxgpt.study.activation_names import hidden_names, layer_names

@@ -15,7 +15,8 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import decode, read_request
+from jaxgpt.lm.generation import decode
+from jaxgpt.lm.request import read_request
 from jaxgpt.options import SEED
 from jaxgpt.tasks.requests import Count, check_same, encode, no_count, prefix_id
 
