@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_files import find_files, no_conversations, read_chats
-from jaxgpt.data.chat_messages import function_names
 from jaxgpt.data.chat_records import ChatRecord, Pair
-from jaxgpt.data.chat_template import ChatTemplate, Message
+from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.omitted import omitted_calls, omitted_messages, omitted_tools
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
@@ -159,6 +159,7 @@ def _described(conversations: Sequence[Sequences], path: Path) -> str:
 
 
 def _key(sequences: Sequences) -> tuple[bytes, ...]:
+    """Return a key that is equal for equal conversations."""
     return tuple(each.ids.tobytes() for each in sequences)
 
 
@@ -213,7 +214,7 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
     if template is None:
         raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
     sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
-    omitted = _omitted_tools(chat, template) | _omitted_calls(chat, template)
+    omitted = omitted_tools(chat, template) | omitted_calls(chat, template)
     if omitted:
         raise UserError(
             f"the chat template does not render the function {short_repr(min(omitted))} of the tools or calls: use a template "
@@ -222,92 +223,10 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template:
     return sequences
 
 
-def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
-    """Return the role of each message whose text the template omits, except the assistant's.
-
-    A template may omit the text of some roles, such as system or tool; the model is then trained on answers without this
-    text. A template may also change a text, for example to capitals. Therefore, a text that is not found counts as omitted
-    only if a different text renders equally.
-    """
-    if all(message["role"] in ("user", "assistant") for message in chat.messages):
-        return []
-    text = _trained(template, chat.messages, chat.tools)
-    roles = list[str]()
-    for n, message in enumerate(chat.messages):
-        content = message.get("content", "").strip()
-        if message["role"] == "assistant" or content in text:
-            continue
-        changed = [*chat.messages]
-        changed[n] = message | {"content": f"{content}Zq7other"}
-        try:
-            is_omitted = _trained(template, changed, chat.tools) == text
-        except UserError:  # the template needs this text
-            continue
-        if is_omitted:
-            roles.append(message["role"])
-    return roles
-
-
-def _omitted_tools(chat: ChatRecord, template: ChatTemplate) -> set[str]:
-    """Return the names of the tools that the template omits; tools in the text of a system message are not omitted."""
-    if not chat.tools:
-        return set()
-    text = _rendered(template, chat.messages, chat.tools)
-    try:
-        without = _rendered(template, chat.messages, None)
-    except UserError:  # the template needs the tools of calls
-        without = ""
-    written = "".join(message["content"] for message in chat.messages if message["role"] in ("system", "developer"))
-    omitted = set[str]()
-    for name in function_names(chat.tools):
-        is_rendered = text.count(name) > without.count(name)
-        if not is_rendered and name not in written:
-            omitted.add(name)
-    return omitted
-
-
-def _omitted_calls(chat: ChatRecord, template: ChatTemplate) -> set[str]:
-    """Return the names of the called functions that the template omits in the text of their messages."""
-    omitted = set[str]()
-    for n, message in enumerate(chat.messages):
-        names = function_names(message.get("tool_calls", ()))
-        if not names:
-            continue
-        before = template.render(chat.messages[:n], tools=chat.tools).text if n else ""
-        after = _rendered(template, chat.messages[: n + 1], chat.tools)
-        added = _added(before, after)
-        omitted |= {name for name in names if name not in added}
-    return omitted
-
-
-def _added(before: str, after: str) -> str:
-    """Return the text of `after` from the first character that differs from `before`."""
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old != new:
-            return after[index:]
-    return after[len(before) :]
-
-
-def _rendered(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-    return template.render(messages, tools=tools, add_generation_prompt=False).text
-
-
-def _trained(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-    """Return the text of a conversation, and the text that chat sends before its last answer.
-    Templates may render messages in only one of these texts.
-    """
-    answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    last = max(answers, default=0)
-    prompt = template.render(messages[:last], tools=tools).text if last else ""
-    return _rendered(template, messages, tools) + prompt
-
-
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
-    before = tokenizer.encode(prompt).tolist()
+    """Encode a prompt and its completion, the targets, between the tokens that begin and end a text."""
+    before = tokenizer.after_bos(tokenizer.encode(prompt).tolist())
     answer = encode_continuation(tokenizer, prompt, completion).tolist()
-    bos = list(tokenizer.bos_ids)
-    if before[: len(bos)] != bos:
-        before = bos + before
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     ids = np.array([*before, *answer, *end], np.int32)
     return Conversation(ids, np.arange(len(ids)) >= len(before))

@@ -16,8 +16,9 @@ from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation
 from jaxgpt.data.chat_files import find_files, has_usable, read_files
 from jaxgpt.data.chat_records import ChatRecord, NoPlace, Pair
-from jaxgpt.data.conversations import Templates, encode_conversation, omitted_messages, templates_of
+from jaxgpt.data.conversations import Templates, encode_conversation, templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.omitted import omitted_messages
 from jaxgpt.data.preference_records import (
     EXAMPLE,
     FIELDS,

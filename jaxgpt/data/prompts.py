@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,53 +11,22 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import ChatFormat, stop_ids
-from jaxgpt.data.chat_files import find_files, has_usable, read_files
-from jaxgpt.data.chat_messages import LISTS, messages_from_json
-from jaxgpt.data.chat_records import (
-    ADDED,
-    ANSWERED,
-    BESIDE,
-    SYSTEM,
-    TOOLS,
-    ChatRecord,
-    NoPlace,
-    Pair,
-    UnusableRecord,
-    check_media,
-    history_messages,
-    read_record,
-    with_input,
-)
-from jaxgpt.data.conversations import omitted_messages, templates_of
+from jaxgpt.data.chat_files import find_files, read_files
+from jaxgpt.data.chat_records import ChatRecord, NoPlace, UnusableRecord
+from jaxgpt.data.conversations import templates_of
 from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
+from jaxgpt.data.omitted import omitted_messages
+from jaxgpt.data.prompt_records import ALL, PromptRecord, fields_for_reward, no_prompts, read_prompt
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
-
-FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
-ALL: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
-EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
 
 
 class NoAnswer(UnusableRecord):
     """The error for a record without the expected answer that a reward reads."""
 
     reason = "without the expected answer"
-
-
-class PromptRecord(NamedTuple):
-    """A prompt, and its record.
-
-    Attributes:
-        prompt: text or list of messages, as in the record.
-        chat: the prompt in the form of conversations, without an answer.
-        record: all fields, for the reward.
-    """
-
-    prompt: Any
-    chat: ChatRecord | str
-    record: Mapping[str, Any]
 
 
 class Prompt(NamedTuple):
@@ -107,79 +76,6 @@ class LoadedPrompts(NamedTuple):
     val: PromptSplit
     note: str
     fingerprint: str
-
-
-def read_prompt(record: Any) -> PromptRecord:
-    """Read the prompt of a record: a text, or a list of messages that ends before an answer.
-
-    As in conversations, `system`, `tools` and `history` belong to the prompt, and so does the `input` of an instruction.
-
-    Raises:
-        UserError: if the record has no prompt, the messages end with an answer, or the prompt needs an image, video or audio.
-    """
-    if not isinstance(record, dict):
-        raise UserError(f"a prompt must be an object, not {short_repr(record)}: write {EXAMPLE}")
-    fields = {name: value for name, value in record.items() if value is not None}
-    name = _field(fields)
-    if not name:
-        raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
-
-    prompt = messages_from_json(fields[name])
-    others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
-    if isinstance(prompt, str) and name not in LISTS:  # not a list stored as JSON text
-        if not prompt:
-            raise UserError(f"the prompt is empty: write {EXAMPLE}")
-        text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
-        request = {"role": "user", "content": text}
-        earlier = [*history_messages(fields)]
-        check_media(fields, [*earlier, request])
-        if not others and not earlier:
-            return PromptRecord(prompt, text, fields)
-        messages: Any = [*earlier, request]
-    else:
-        messages = prompt
-    chat = read_record({"messages": messages, **others})
-    assert not isinstance(chat, Pair)
-    check_media(fields, chat.messages)
-    if chat.messages[-1]["role"] == "assistant":
-        raise UserError(ANSWERED)
-    return PromptRecord(prompt, chat, fields)
-
-
-def _field(fields: Mapping[str, Any]) -> str:
-    """Return the name of the field with the prompt; "": no such field."""
-    return next((name for name in FIELDS if fields.get(name) is not None), "")
-
-
-def _added(name: str) -> tuple[str, ...]:
-    """Return the fields whose text belongs to the prompt in the field `name`."""
-    return ADDED if name == "instruction" else ()
-
-
-def _for_the_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the fields that often belong to a prompt, such as `context`, but are left to the reward."""
-    found = set[str]()
-    for record in records:
-        beside = {name for name in BESIDE if record.get(name)}
-        field = _field(record)
-        found |= beside - {field, *_added(field)}
-    return sorted(found)
-
-
-def check_prompts(path: Path, on_error: str = "fail") -> None:
-    """Check that the records of a path are prompts, without a tokenizer and a chat template.
-
-    Raises:
-        UserError: if a record has no prompt; with `on_error` skip: if no record has a prompt.
-    """
-    skipped = Skipped(on_error)
-    if not has_usable(path, skipped, read_prompt, ALL, all_records=on_error != "skip"):
-        raise no_prompts(path, skipped)
-
-
-def no_prompts(path: Path, skipped: Skipped) -> UserError:
-    """Return the error for a path without usable records."""
-    return UserError(f"{path} has no prompts{skipped}; write one per line, as {EXAMPLE}")
 
 
 def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> LoadedPrompts:
@@ -233,7 +129,7 @@ def _notes_on_prompts(prompts: Sequence[Prompt], path: Path, forms: Sequence[Cha
     for form in dict.fromkeys(filter(None, forms)):
         if form.warning:
             notes.append(f"warning: {form.warning}")
-    left = _for_the_reward(prompt.record for prompt in prompts)
+    left = fields_for_reward(prompt.record for prompt in prompts)
     if left:
         notes.append(f"only the reward sees {', '.join(left)}: write them into the prompt if the model needs them")
     return notes
@@ -271,9 +167,7 @@ def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequ
     chat = record.chat
     form = form_of(record, forms)
     if form is None and isinstance(chat, str):
-        bos = list(tokenizer.bos_ids)
-        ids: list[int] = tokenizer.encode(chat).tolist()
-        ids = ids if ids[: len(bos)] == bos else bos + ids
+        ids = tokenizer.after_bos(tokenizer.encode(chat).tolist())
     elif form is None:
         raise UserError("messages need a chat template, which the model lacks: use a prompt (a string)")
     elif isinstance(chat, str):

@@ -39,6 +39,11 @@ class Tokenizer(Protocol):
         """Ids to prepend to a text."""
         return ()
 
+    def after_bos(self, ids: list[int]) -> list[int]:
+        """Return ids after `bos_ids`, unless the ids begin with `bos_ids`."""
+        before = list(self.bos_ids)
+        return ids if ids[: len(before)] == before else before + ids
+
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""

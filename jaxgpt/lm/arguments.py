@@ -86,7 +86,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         encode = tokenizer.encode_special if special else tokenizer.encode
         ids = encode(prompt).tolist()
         if ids:
-            ids = with_bos(tokenizer, ids)
+            ids = tokenizer.after_bos(ids)
     else:
         ids = as_list(prompt)
         if not ids:
@@ -101,12 +101,6 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         name = f"the id at position {n} of the prompt (vocabulary of {vocab_size})"
         checked.append(as_int(name, i, 0, vocab_size - 1))
     return checked
-
-
-def with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """Return ids after the tokenizer's `bos_ids`, unless the ids begin with `bos_ids`."""
-    before = list(tokenizer.bos_ids)
-    return ids if ids[: len(before)] == before else before + ids
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Chat:
         messages = self._with_message(message)
         ids = self._format.prompt_ids(messages, self._tools)
         request = read_request(self._lm, [ids], self._limits(len(ids), max_new_tokens, stop))
-        request = request._replace(prompts=[[]])  # no ids to decode together with the answer
+        request = request.decoded_alone(self._lm.tokenizer)
         self._answering = self._pieces(messages, request, params, row_keys(key, 1))
         return self._answering
 

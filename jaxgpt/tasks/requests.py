@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, score
-from jaxgpt.lm.arguments import start_ids, with_bos
+from jaxgpt.lm.arguments import start_ids
 from jaxgpt.parallel.processes import process_count, same_on_all
 
 Count = Callable[[int, int], None]  # called with the number of finished requests so far, and the total
@@ -34,7 +34,7 @@ def encode(lm: LM, text: str, with_start: bool = True) -> list[int]:
     With `with_start`, the ids begin with the tokenizer's beginning-of-text ids.
     """
     ids: list[int] = lm.tokenizer.encode_special(text).tolist()
-    return with_bos(lm.tokenizer, ids) if with_start else ids
+    return lm.tokenizer.after_bos(ids) if with_start else ids
 
 
 def prefix_id(lm: LM) -> int:

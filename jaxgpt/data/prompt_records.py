@@ -1,0 +1,116 @@
+"""Records of prompts: a prompt, and any other fields for the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxgpt.data.chat_files import has_usable
+from jaxgpt.data.chat_messages import LISTS, messages_from_json
+from jaxgpt.data.chat_records import (
+    ADDED,
+    ANSWERED,
+    BESIDE,
+    SYSTEM,
+    TOOLS,
+    ChatRecord,
+    Pair,
+    check_media,
+    history_messages,
+    read_record,
+    with_input,
+)
+from jaxgpt.data.skipped import Skipped
+from jaxgpt.errors import UserError, short_repr
+
+FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
+ALL: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
+EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
+
+
+class PromptRecord(NamedTuple):
+    """A prompt, and its record.
+
+    Attributes:
+        prompt: text or list of messages, as in the record.
+        chat: the prompt in the form of conversations, without an answer.
+        record: all fields, for the reward.
+    """
+
+    prompt: Any
+    chat: ChatRecord | str
+    record: Mapping[str, Any]
+
+
+def read_prompt(record: Any) -> PromptRecord:
+    """Read the prompt of a record: a text, or a list of messages that ends before an answer.
+
+    As in conversations, `system`, `tools` and `history` belong to the prompt, and so does the `input` of an instruction.
+
+    Raises:
+        UserError: if the record has no prompt, the messages end with an answer, or the prompt needs an image, video or audio.
+    """
+    if not isinstance(record, dict):
+        raise UserError(f"a prompt must be an object, not {short_repr(record)}: write {EXAMPLE}")
+    fields = {name: value for name, value in record.items() if value is not None}
+    name = _field(fields)
+    if not name:
+        raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
+
+    prompt = messages_from_json(fields[name])
+    others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
+    if isinstance(prompt, str) and name not in LISTS:  # not a list stored as JSON text
+        if not prompt:
+            raise UserError(f"the prompt is empty: write {EXAMPLE}")
+        text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
+        request = {"role": "user", "content": text}
+        earlier = [*history_messages(fields)]
+        check_media(fields, [*earlier, request])
+        if not others and not earlier:
+            return PromptRecord(prompt, text, fields)
+        messages: Any = [*earlier, request]
+    else:
+        messages = prompt
+    chat = read_record({"messages": messages, **others})
+    assert not isinstance(chat, Pair)
+    check_media(fields, chat.messages)
+    if chat.messages[-1]["role"] == "assistant":
+        raise UserError(ANSWERED)
+    return PromptRecord(prompt, chat, fields)
+
+
+def _field(fields: Mapping[str, Any]) -> str:
+    """Return the name of the field with the prompt; "": no such field."""
+    return next((name for name in FIELDS if fields.get(name) is not None), "")
+
+
+def _added(name: str) -> tuple[str, ...]:
+    """Return the fields whose text belongs to the prompt in the field `name`."""
+    return ADDED if name == "instruction" else ()
+
+
+def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the fields that often belong to a prompt, such as `context`, but are left to the reward."""
+    found = set[str]()
+    for record in records:
+        beside = {name for name in BESIDE if record.get(name)}
+        field = _field(record)
+        found |= beside - {field, *_added(field)}
+    return sorted(found)
+
+
+def check_prompts(path: Path, on_error: str = "fail") -> None:
+    """Check that the records of a path are prompts, without a tokenizer and a chat template.
+
+    Raises:
+        UserError: if a record has no prompt; with `on_error` skip: if no record has a prompt.
+    """
+    skipped = Skipped(on_error)
+    if not has_usable(path, skipped, read_prompt, ALL, all_records=on_error != "skip"):
+        raise no_prompts(path, skipped)
+
+
+def no_prompts(path: Path, skipped: Skipped) -> UserError:
+    """Return the error for a path without usable records."""
+    return UserError(f"{path} has no prompts{skipped}; write one per line, as {EXAMPLE}")
