@@ -127,6 +127,7 @@ class Wandb:
     package = "wandb"
     at_once = 100
     flush = 0.2  # seconds between flushes of the offline file
+    flushes = 3  # flushes to wait for after a call of `send`, so that its rows are in the file
 
     def open(self, page: Page, mark: str) -> int | None:
         import wandb
@@ -162,7 +163,7 @@ class Wandb:
         for row in rows:
             self.run.log({"step": row.step, **row.values}, step=row.order, commit=True)
         if self.run.offline:
-            time.sleep(3 * self.flush)
+            time.sleep(self.flushes * self.flush)
         return str(rows[-1].order)
 
     def close(self, status: str) -> str:
@@ -184,6 +185,11 @@ class Mlflow:
     package = "mlflow"
     at_once = 50
 
+    # Limits of MLflow's interface.
+    param_characters = 500
+    params_per_call = 100
+    metrics_per_call = 1000
+
     def open(self, page: Page, mark: str) -> int | None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -201,9 +207,9 @@ class Mlflow:
             return None
         created = self.client.create_run(experiment, tags={"jaxgpt.id": page.id}, run_name=page.run)
         self.id = created.info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in page.settings.items()]
-        for first in range(0, len(params), 100):  # MLflow's limit
-            self.client.log_batch(self.id, params=params[first : first + 100])
+        params = [Param(name, str(value)[: self.param_characters]) for name, value in page.settings.items()]
+        for batch in _batches(params, self.params_per_call):
+            self.client.log_batch(self.id, params=batch)
         return None
 
     def send(self, rows: Sequence[Row]) -> str:
@@ -215,14 +221,19 @@ class Mlflow:
             for name, value in row.values.items():
                 accepted = re.sub(r"[^\w. :/-]", "_", name)  # MLflow rejects other characters, as in reward_regex:^a$
                 metrics.append(Metric(accepted, value, milliseconds, row.step))
-        for first in range(0, len(metrics), 1000):  # MLflow's limit
-            self.client.log_batch(self.id, metrics[first : first + 1000])
+        for batch in _batches(metrics, self.metrics_per_call):
+            self.client.log_batch(self.id, metrics=batch)
         return ""
 
     def close(self, status: str) -> str:
         ends = {"finished": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
         self.client.set_terminated(self.id, ends.get(status, "FAILED"))
         return f"mlflow server --backend-store-uri {self.client.tracking_uri}"
+
+
+def _batches(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Divide values into batches of at most `size`."""
+    return [values[first : first + size] for first in range(0, len(values), size)]
 
 
 class Trackio:
