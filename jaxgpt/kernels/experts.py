@@ -72,7 +72,7 @@ def _dropless(
 ) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    - For a few tokens on one device, only the matrices of their experts are read (`_by_token`).
+    - With at most E pairs on one device, as in decoding, only the matrices of their experts are read (`_by_token`).
     - Stored weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's width.
     - One device computes all pairs (`local`).
     - On a mesh, each device computes the terms of its matrices, and the devices add their terms.
@@ -81,7 +81,7 @@ def _dropless(
     all e devices, a device sends `R * D * (e - 1) / e` numbers each way, outputs in float32, tokens and all gradients in
     `dtype`. An all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
 
-    The axis thus divides the weights of a device by e, but not its rows: up to `R * A`, one per pair (`_by_groups`,
+    The axis thus divides the weights of a device by e, but not its memory for rows: `R * A`, one per pair (`_by_groups`,
     `_by_tiles`).
     """
     E = weights.up_EDF.shape[0]
@@ -181,6 +181,7 @@ def _added_backward(
         dy_BTD = jax.lax.all_gather(dy_BTD, exchanged, tiled=True)
     dy_BTD = dy_BTD.astype(jnp.float32)
     if equal:
+        # `shard_map` gives each of these devices an equal share of the gradient; the derivative of a sum adds the shares.
         dy_BTD = dy_BTD * jax.lax.axis_size(equal)
     return (dy_BTD,)
 

@@ -216,7 +216,10 @@ def _collective(
     # The result of these start instructions also contains the operands and counters.
     sizes = array_bytes(instruction.shape)
     if opcode == "collective-permute-start":
-        sizes = sizes[1:2]
+        combined = (
+            len(instruction.operands) if instruction.shape.startswith("((") else 1
+        )  # GPUs send several arrays at once
+        sizes = sizes[combined : 2 * combined]
     elif opcode == "all-gather-start" or (opcode.endswith("-start") and instruction.shape.startswith("((")):
         sizes = sizes[len(sizes) // 2 :]
     # A TPU's fusion of all-reduce and slice is a reduce-scatter.

@@ -137,12 +137,17 @@ def test_devices_exchange_the_tokens_of_experts() -> None:
     assert step.total == pytest.approx(implied.total, rel=0.25)
 
 
-def test_devices_exchange_keys_along_context_and_store_no_scores() -> None:
+@pytest.mark.parametrize("attention", ["gathered", "ring"])
+def test_devices_exchange_keys_along_context_and_store_no_scores(attention: str) -> None:
     topology = parse_topology("h100:4")
     run = config(1, block_size=8192, vocab_size=512)
-    run = replace(run, train=replace(run.train, batch_size=1), mesh=MeshConfig(data=1, context=4))
+    run = replace(run, train=replace(run.train, batch_size=1, attention=attention), mesh=MeshConfig(data=1, context=4))
     step, implied = compile_step(run, topology), estimate(run, topology)
-    assert sent(step, "context") == pytest.approx(sent(implied, "context"), rel=0.02)
+    expected = sent(implied, "context")
+    if attention == "ring":  # the compiler converts the gradients to bfloat16 before the last move
+        elements = LAYERS * 2 * 8192 // 4 * run.model.n_embd  # keys and values of a device
+        expected -= 2 * elements
+    assert sent(step, "context") == pytest.approx(expected, rel=0.001)
     assert step.memory["temporaries"] < 4 * 2048 * 8192 * 4  # scores of a device in float32
 
 

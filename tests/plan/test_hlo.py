@@ -181,6 +181,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %rs = f32[8]{0} fusion(%f1), kind=kCustom, calls=%all-reduce-scatter.1
   %ps = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,1},{1,0}}
   %pd = f32[8]{0} collective-permute-done(%ps)
+  %pp = ((f32[8], f32[4]), (f32[8], f32[4])) collective-permute-start(%a, %b), channel_id=6, source_target_pairs={{0,1},{1,0}}
   %as = ((f32[8]{0}, f32[8]{0}), (f32[4]{0}, f32[4]{0})) reduce-scatter-start(%a, %b), channel_id=5, replica_groups=[1,2]<=[2]
   %everyone = f32[4]{0} all-reduce(%a), replica_groups={}, to_apply=%add
   %s = (f32[4]{0}, u32[], token[]) send(%a, %tok), channel_id=4, is_host_transfer=true, frontend_attributes={\
@@ -199,6 +200,7 @@ def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
         Collective("reduce-scatter", 32, 4),
         Collective("reduce-scatter", 32, 2),
         Collective("collective-permute", 32, 2),
+        Collective("collective-permute", 32 + 16, 2),
         Collective("all-reduce", 16, 3, 1, between_slices=True, axes=("data",)),
     }
 
