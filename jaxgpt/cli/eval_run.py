@@ -22,7 +22,7 @@ from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
 from jaxgpt.post.held_out import HeldOutReward, RewardResult
 from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
-from jaxgpt.post.start import build_program, named_reward, reference_source
+from jaxgpt.post.start import build_program, named_reward, reference_of
 from jaxgpt.progress import Progress
 from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.evaluators import Watch
@@ -163,18 +163,16 @@ def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> R
 
 def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
     """Compute the divergence from the teacher of a run, on answers to prompts."""
-    teacher = reference_source(lm.config, run)
+    teacher = reference_of(lm.config, run)
     assert teacher is not None
-    program = build_program(_on_this_machine(lm.config), teacher.config.model, frozen=teacher.read)
+    program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher)
     evaluator = HeldOutDivergence()
     return _finished(evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity)))
 
 
 def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
-    reference = reference_source(lm.config, run)
-    frozen = reference.read if reference else None
-    program = build_program(_on_this_machine(lm.config), frozen=frozen)
+    program = build_program(_on_this_machine(lm.config), frozen=reference_of(lm.config, run))
 
     def loss(params: Any) -> Evaluation:
         return _finished(evaluate(program, program.put_params(params), split, Watch(progress=activity)))

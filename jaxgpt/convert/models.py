@@ -35,6 +35,7 @@ from jaxgpt.data.tokenizer_files import (
     how_to_write,
     load_tokenizer,
     make_tokenizer,
+    note_on_removed,
     save_tokenizer,
     without_ids_from,
 )
@@ -59,7 +60,7 @@ class Converted(NamedTuple):
     max_logit_change: float = 0.0  # largest logit difference between the model and its exported files; 0 for an import
     engines: tuple[str, ...] = ()  # programs that support the exported model; empty for imports and adapters
     skipped: int = 0  # number of tensors of a multimodal model that are not part of its text model
-    note: str = ""  # files of an imported adapter that were ignored, or texts whose ids differ in llama.cpp
+    note: str = ""  # files of an adapter or tokens that an import ignores, or texts whose ids differ in llama.cpp
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
@@ -90,7 +91,8 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     check_new_run(target)
     family, model, form, weights = open_model(source, accept)
     leaves = read_leaves(weights, model, form)  # first: a config may claim a vocabulary that does not fit in memory
-    own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
+    whole = _tokenizer(source, tokenizer, model, weights)
+    own = without_ids_from(whole, model.vocab_size)
     if own.vocab_size > model.vocab_size:
         sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
         raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
@@ -100,7 +102,9 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     card = read_card(source) if source.is_dir() else ""
     if card:
         write_atomically(target / CARD, card)
-    return Converted(family, count_parameters(model), skipped=skipped_tensors(weights, form))
+    return Converted(
+        family, count_parameters(model), skipped=skipped_tensors(weights, form), note=note_on_removed(whole, own)
+    )
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:

@@ -10,8 +10,8 @@ chat_template.jinja         the chat template, and additional_chat_templates/NAM
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,17 @@ class SpecialTokens:
     def variables(self) -> dict[str, str]:
         """The variables of a chat template: `names`, and "" for each token that the tokenizer declares as null."""
         return self.names | {name: "" for name, token in self._entries() if token is None}
+
+    def without(self, tokens: Collection[str], size: int) -> SpecialTokens:
+        """Return the special tokens of a vocabulary that lacks some tokens, and all ids of `size` or above."""
+        generation = dict(self.generation)
+        for name in IDS:
+            ids = _ids_of(generation.get(name))
+            kept = [each for each in ids if each < size]
+            if len(kept) < len(ids):
+                generation[name] = kept or None
+        lost = {name for name, token in self._entries() if token in tokens}
+        return replace(self, generation=generation, missing=self.missing | lost)
 
     @property
     def templates(self) -> dict[str, str]:

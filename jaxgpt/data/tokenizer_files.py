@@ -25,7 +25,7 @@ from jaxgpt.data.tokenizer import (
 )
 from jaxgpt.data_settings import FROM_TEXT as FROM_TEXT
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, plural, short_repr
 from jaxgpt.files import read_bytes, write_atomically, write_json
 from jaxgpt.hub import download
 from jaxgpt.settings import MAX_VOCAB
@@ -33,6 +33,7 @@ from jaxgpt.strict_json import parse_json
 
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 # Files of tokenizers without a tokenizer.json.
+SHOWN = 8  # maximum number of tokens that a note names
 WITHOUT_JSON = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 GPT2_REPO = "openai-community/gpt2"
@@ -123,7 +124,7 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Remove added tokens with ids of `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
+    """Return a tokenizer without added tokens with ids of `vocab_size` or above, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     value = json.loads(tokenizer.to_json())
@@ -135,8 +136,19 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     library = type(tokenizer.library)
     made = call_tokenizers(lambda: library.from_str(json.dumps(value)), "this vocabulary")
     smaller = SubwordTokenizer(made)
-    smaller.special = tokenizer.special
+    smaller.special = tokenizer.special.without(removed, vocab_size)
     return smaller
+
+
+def note_on_removed(whole: Tokenizer, smaller: Tokenizer) -> str:
+    """Return a note on the tokens that `without_ids_from` has removed; "" if there are none."""
+    lost = range(smaller.vocab_size, whole.vocab_size)
+    if not lost:
+        return ""
+    names = ", ".join(filter(None, (whole.decode([each]) for each in lost[:SHOWN])))
+    more = ", ..." if len(lost) > SHOWN else ""
+    tokens = plural(len(lost), "token")
+    return f"the embedding has no rows for {tokens} of the tokenizer, so the names are ordinary text: {names}{more}"
 
 
 def _from_json(path: Path, files: SpecialFiles | None = None) -> Tokenizer:

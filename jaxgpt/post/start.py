@@ -13,7 +13,7 @@ import numpy as np
 from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.source import WeightSource, open_source, recorded_checkpoint
+from jaxgpt.checkpoint.source import open_source, recorded_checkpoint
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.data.batches import Windows
 from jaxgpt.data.preferences import Preferences
@@ -34,6 +34,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.loss import Objective, router_penalties
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.weights import Base
 
 # Settings of the model that do not change its logits, or only the largest number of positions.
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
@@ -230,7 +231,17 @@ def own_code(post: PostConfig) -> list[str]:
     return [name for name in post.reward_weights if is_own_code(name)]
 
 
-def reference_source(config: Config, run: Run) -> WeightSource | None:
-    """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference."""
+def reference_of(config: Config, run: Run) -> Base | None:
+    """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference.
+
+    Reading it raises `UserError` if its weights are not those of the training.
+
+    Args:
+        config: settings of the evaluation.
+        run: the run.
+    """
     path = frozen_of(config, run)
-    return open_source(*parse_checkpoint(path)) if path else None
+    if not path:
+        return None
+    is_next_to_base = bool(run.config().lora.rank) and config.post.is_distillation
+    return Base(open_source(*parse_checkpoint(path)), run, "frozen" if is_next_to_base else "base")

@@ -642,8 +642,15 @@ def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
     words = llama_tokenizer(("<end_of_turn>", "<image_soft_token>"))
     assert [token["id"] for token in words["added_tokens"]][-2:] == [265, 266]
     (source / "tokenizer.json").write_text(json.dumps(words))
-    import_model(source, tmp_path / "run")
+    (source / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<image_soft_token>"}))
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [266, 265], "pad_token_id": 266}))
+    done = import_model(source, tmp_path / "run")
+    said = "the embedding has no rows for 1 token of the tokenizer, so the names are ordinary text: <image_soft_token>"
+    assert done.note == said
     tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
+    assert tokenizer.special.end_ids == (265,)
+    assert tokenizer.special.generation["pad_token_id"] is None
+    assert "mask_token" not in tokenizer.special.names
     assert tokenizer.vocab_size == 266
     assert tokenizer.encode_special("<end_of_turn>").tolist()[-1] == 265
     assert max(tokenizer.encode_special("<image_soft_token>")) < 265

@@ -226,6 +226,16 @@ def test_the_divergence_of_an_evaluation_equals_its_definition(folder: None) -> 
 
 
 @pytest.mark.ci
+def test_an_evaluation_needs_the_teacher_of_the_run(folder: None) -> None:
+    config = Path("run/config.json")
+    recorded = json.loads(config.read_text())["post"]["reference"]
+    config.write_text(config.read_text().replace(recorded, "/nowhere/teacher/checkpoints/0"))
+    assert jaxgpt("eval", "run").code == 0  # the teacher is next to the run
+    save(tiny(CharTokenizer([*LETTERS]), seed=3, block_size=16, n_layer=2, n_embd=24), "teacher", overwrite=True)
+    assert "teacher/checkpoints/0 is not the base of run: its weights differ" in jaxgpt("eval", "run").err
+
+
+@pytest.mark.ci
 def test_a_stopped_run_resumes_in_equal_bits(folder: None) -> None:
     assert jaxgpt(*START, "--train.steps", "20", "--out", "cut").code == 0
     assert jaxgpt("train", "--resume", "--out", "cut", "--train.steps", "40").code == 0

@@ -189,7 +189,9 @@ def test_a_run_needs_its_reference() -> None:
     again = ("train", "--resume", "--out", "dpo", "--train.steps", "61")
     before = config.read_text()
     save(tiny(CharTokenizer([*LETTERS]), seed=1, block_size=32, n_embd=16, positions="rope"), "base", overwrite=True)
-    assert "base/checkpoints/0 is not the base of dpo: its weights differ" in error(*again)
+    different = "base/checkpoints/0 is not the base of dpo: its weights differ"
+    assert different in error(*again)
+    assert different in error("eval", "dpo")
     shutil.rmtree("base")
     missing = "dpo needs its reference /nowhere/base/checkpoints/0, which is missing: restore it"
     assert missing in error(*again)
