@@ -126,7 +126,7 @@ def plural(number: int, noun: str) -> str:
         return f"1 {noun}"
     noun, of, others = noun.partition(" of ")
     stem = re.sub("(?<![aeiou])y$", "ie", noun)
-    ending = "es" if re.search("(s|x|ch|sh)$", noun) else "s"
+    ending = "es" if re.search("(s|x|tch|sh)$", noun) else "s"
     return f"{number:,} {stem}{ending}{of}{others}"
 
 

@@ -259,6 +259,7 @@ def test_numbers_have_plural_nouns() -> None:
     assert plural(1, "batch") == "1 batch"
     assert plural(1200, "window") == "1,200 windows"
     assert plural(2, "batch") == "2 batches"
+    assert plural(2, "epoch") == "2 epochs"
     assert plural(2, "process") == "2 processes"
     assert plural(2, "directory of text") == "2 directories of text"
     assert plural(2, "day") == "2 days"
