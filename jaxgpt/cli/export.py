@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
 
 from jaxgpt.cli.options import Checkpoint, Json
 from jaxgpt.cli.output import print_result, progress
 from jaxgpt.errors import UserError, short_repr
+
+if TYPE_CHECKING:
+    from jaxgpt.convert.models import Converted
 
 SHARD_SIZE = "5GB"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes of the units of sizes of files
@@ -56,66 +59,107 @@ def export(
         push: upload the directory to this repository of the Hugging Face Hub, OWNER/NAME, as one commit
         public: make a new repository of --push public; otherwise, it is private
     """
-    from jaxgpt.convert.card import check_license
-    from jaxgpt.convert.files import is_gguf
     from jaxgpt.convert.gguf_export import export_gguf
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
-    from jaxgpt.hub import check_upload
 
     # Check the options before the work.
-    is_adapter = adapter or bool(base)
-    to_gguf = is_gguf(Path(directory))
-    _check_format(directory, is_adapter, to_gguf, dtype, type)
-    if shard_size != SHARD_SIZE and (is_adapter or to_gguf):
-        what = "an adapter" if is_adapter else "a GGUF file"
-        raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
-    if to_gguf:
-        _check_needs_no_directory({"--license": license, "--push": push})
-    if public and not push:
-        raise UserError("--public has no effect without --push: omit it")
-    check_license(license)
+    options = ExportOptions(
+        directory=directory,
+        is_adapter=adapter or bool(base),
+        dtype=dtype,
+        type=type,
+        shard_size=shard_size,
+        license=license,
+        push=push,
+        public=public,
+    )
+    options.check()
     shard_bytes = parse_size(shard_size)
-    if push:
-        check_upload(push)
 
     with progress("exporting") as activity:
-        if is_adapter:
+        if options.is_adapter:
             done = export_adapter(run, Path(directory), checkpoint, base, license, push)
-        elif to_gguf:
+        elif options.is_gguf:
             done = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
             done = export_model(run, Path(directory), checkpoint, dtype, shard_bytes, license, push)
         address = ""
         if push:
             activity.stage("uploading")
-            address = _upload(Path(directory), push, public, is_adapter)
+            address = _upload(options)
 
-    access = "public" if public else "private"
-    facts = {
+    results = {"run": run, "directory": directory, **done._asdict()}
+    if address:
+        results["address"] = address
+    return print_result(json, results, _facts(run, options, done, address))
+
+
+class ExportOptions(NamedTuple):
+    """The options of an export that depend on each other; the names are those of `export`.
+
+    Attributes:
+        is_adapter: whether to write only the adapters.
+    """
+
+    directory: str
+    is_adapter: bool
+    dtype: str
+    type: str
+    shard_size: str
+    license: str
+    push: str
+    public: bool
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether to write a GGUF file."""
+        from jaxgpt.convert.files import is_gguf
+
+        return is_gguf(Path(self.directory))
+
+    def check(self) -> None:
+        """Raise `UserError` for an invalid option, or an option that the files do not support."""
+        from jaxgpt.convert.card import check_license
+        from jaxgpt.hub import check_upload
+
+        _check_format(self.directory, self.is_adapter, self.is_gguf, self.dtype, self.type)
+        if self.shard_size != SHARD_SIZE and (self.is_adapter or self.is_gguf):
+            what = "an adapter" if self.is_adapter else "a GGUF file"
+            raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
+        if self.is_gguf:
+            _check_needs_no_directory({"--license": self.license, "--push": self.push})
+        if self.public and not self.push:
+            raise UserError("--public has no effect without --push: omit it")
+        check_license(self.license)
+        parse_size(self.shard_size)
+        if self.push:
+            check_upload(self.push)
+
+
+def _facts(run: str, options: ExportOptions, done: Converted, address: str) -> dict[str, str]:
+    """Return the lines about an export, keyed by label; `address`: address of the uploaded files, or ""."""
+    access = "public" if options.public else "private"
+    return {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
-        "file" if to_gguf else "directory": directory,
+        "file" if options.is_gguf else "directory": options.directory,
         "supported by": _supported(done.engines),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         "note": done.note,
         "uploaded to": f"{address} ({access}, if it is new)" if address else "",
     }
-    results = {"run": run, "directory": directory} | done._asdict()
-    if address:
-        results["address"] = address
-    return print_result(json, results, facts)
 
 
-def _upload(directory: Path, push: str, public: bool, is_adapter: bool) -> str:
-    """Upload a directory to a repository, and return its address."""
+def _upload(options: ExportOptions) -> str:
+    """Upload the directory to the repository, and return its address."""
     from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS
     from jaxgpt.hub import upload
 
     # An adapter is uploaded next to a model of the repository. A model replaces an adapter, which would change the model.
     replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
-    if not is_adapter:
+    if not options.is_adapter:
         replaced += OF_MODELS
-    return upload(directory, push, private=not public, replaced=replaced)
+    return upload(Path(options.directory), options.push, private=not options.public, replaced=replaced)
 
 
 def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:

@@ -61,6 +61,7 @@ def sample(
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
+    data: Data | None = None
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
@@ -77,7 +78,7 @@ def sample(
 
     repeated = [each for each in prompts for _ in range(beams.num_return_sequences)]
     samples = list(zip(repeated, generations, strict=True))
-    found = _find_memorized(generations, data) if check_memorized else None
+    found = None if data is None else _find_memorized(generations, data)
     if json:
         print_json({"run": run, "model": lm.source, **_to_json(samples, found)})
         return 0
