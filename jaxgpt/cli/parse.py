@@ -110,6 +110,7 @@ class PresetHelp:
         self.default.render_description(console, options, description)
 
     def _entry(self, entry: HelpEntry) -> HelpEntry:
+        """Return an entry of the help with full names and the default of the preset."""
         name = next(iter(entry.positive_names), "")
         if name not in self.defaults:
             return entry

@@ -103,6 +103,7 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
 
 
 def _table(rows: Sequence[LawResult]) -> str:
+    """Format the results of laws, their notes, and the number of laws that hold."""
     cells = [["law", "difference", "tolerance", "seconds", ""]]
     for row in rows:
         difference = "" if row.difference is None else f"{row.difference:.1e}"

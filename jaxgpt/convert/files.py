@@ -161,6 +161,7 @@ def _indexed(path: Path) -> list[Path]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise `UserError` if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

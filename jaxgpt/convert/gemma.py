@@ -87,6 +87,7 @@ def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
+    """Return the options that the table lacks: activation, scale of scores, windows and RoPE."""
     local = config.rope_local_theta or config.rope_theta
     rope = write_rope(config)
     scaling = {}

@@ -88,6 +88,7 @@ def write_rope_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read RoPE, and whether all matrices have biases."""
     bias = options.read("attention_bias", False)
     if options.read("mlp_bias", False) != bias:
         raise options.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
@@ -107,6 +108,7 @@ def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE, and of sliding windows, which begin at layer `max_window_layers`."""
     kinds = layer_types(config)
     first = kinds.index("sliding_attention") if "sliding_attention" in kinds else config.n_layer
     return write_rope_options(config) | {

@@ -64,6 +64,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE and attention dropout."""
     return {
         "attention_dropout": config.dropout,
         "rope_parameters": {

@@ -86,6 +86,8 @@ def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator
 def _read_rows(
     weights: Weights, names: Mapping[str, str], config: ModelConfig, form: Format
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the path and values of each weight; `names` has the name in the files of each name in the table."""
+
     def read(row: WeightRow) -> np.ndarray:
         return weights.read(names[row.name])
 

@@ -57,6 +57,7 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float
 
 
 def _write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str) -> None:
+    """Write the header and the tensors to a file, and flush the file to the disk."""
     kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -183,6 +183,7 @@ class ChatFormat:
         return frozenset(text for text in self.template.strings if len(text) > 1 and text not in names)
 
     def _encode(self, parts: Sequence[Part], mark: str) -> Conversation:
+        """Encode the parts of a sequence, with the mask of its targets."""
         ids = list[int]()
         is_target = list[bool]()
         encoded = self._parts.encode([part.text for part in parts], mark)

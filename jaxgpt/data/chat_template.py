@@ -203,6 +203,7 @@ class ChatTemplate:
         return message | {"tool_calls": [self._readable_call(call) for call in calls]}
 
     def _readable_call(self, call: Any) -> Any:
+        """Convert the arguments of a call to the form that the template reads, JSON or an object."""
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             return call

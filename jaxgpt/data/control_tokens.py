@@ -101,6 +101,7 @@ class ControlTokens:
         return value
 
     def _protect_text(self, text: str, mark: str, kept: Collection[str], markup: Collection[str] | None) -> str:
+        """Copy a text with marks; arguments as in `protect`."""
         if not self.normalized and self._first.isdisjoint(text):
             return text
         if not isinstance(self.tokenizer, SubwordTokenizer):

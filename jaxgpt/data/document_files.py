@@ -109,6 +109,7 @@ def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iter
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
+    """Yield the documents of a file of JSON Lines, one per line; skip blank lines."""
     is_first = True
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -122,6 +123,7 @@ def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiec
 
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
+    """Yield the documents of a Parquet file, one per row."""
     try:
         from pyarrow import ArrowNotImplementedError, parquet
     except ImportError:

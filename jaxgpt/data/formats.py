@@ -208,6 +208,7 @@ class _ItemSplitter:
 
 
 def _zstd(where: str) -> Any:
+    """Import the Zstandard module of Python or of its backport; raise `MissingPackage` without both."""
     try:
         from compression import zstd  # Python 3.14
     except ImportError:

@@ -121,6 +121,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> Index:
 
 
 def _new_index(settings: dict[str, Any]) -> Index:
+    """Return the index of a directory without documents."""
     return {
         "kind": KIND,
         "complete": False,

@@ -154,6 +154,7 @@ def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, templates:
 
 
 def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, templates: Templates) -> Conversation:
+    """Encode one text of a pair; raise `UserError` unless it is a single sequence with a prompt and targets."""
     sequences = encode_conversation(chat, tokenizer, templates.of(chat))
     with_targets = [each for each in sequences if each.is_target.any()]
     if not with_targets:

@@ -92,6 +92,7 @@ def read_path(path: Path) -> Text:
 
 
 def _read_single_file(path: Path) -> Text:
+    """Read a file of text."""
     data = _read_text_file(path)
     if not data:
         raise UserError(f"{path} is empty: choose a file with text")
@@ -101,6 +102,7 @@ def _read_single_file(path: Path) -> Text:
 
 
 def _read_directory(path: Path) -> Text:
+    """Read the text files of a directory, sorted by path."""
     kind = output_kind(path)
     if kind not in ("", "run"):
         raise UserError(f"{path} holds no text ({kind}): choose a different --data.path")

@@ -316,6 +316,7 @@ def byte_names(data: bytes) -> str:
 
 
 def _utf8(text: str) -> bytes:
+    """Encode a text as UTF-8; raise `UserError` for an unpaired surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as e:  # an unpaired surrogate, such as a non-UTF-8 byte of a command-line argument

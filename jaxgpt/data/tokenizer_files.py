@@ -101,6 +101,7 @@ def load_saved_tokenizer(path: Path) -> Tokenizer:
 
 
 def _with_special(tokenizer: Tokenizer, files: SpecialFiles) -> Tokenizer:
+    """Set the special tokens of a tokenizer from its files."""
     special = files.tokens
     if isinstance(tokenizer, SubwordTokenizer):
         has_id = tokenizer.library.token_to_id

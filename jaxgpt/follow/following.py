@@ -184,6 +184,7 @@ class _Follower:
             self._send(rows)
 
     def _send(self, rows: list[Row]) -> None:
+        """Send rows and record the position, unless the run was replaced."""
         if self._is_replaced():
             return
         with self._reported():

@@ -82,6 +82,7 @@ def describe_preferences(data: Data) -> PairsDescription:
 
 
 def _statistics(values: np.ndarray) -> Lengths:
+    """Compute the statistics of lengths."""
     return {
         "mean": float(values.mean()),
         "median": float(np.median(values)),

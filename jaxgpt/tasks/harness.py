@@ -94,6 +94,7 @@ class TaskModel(TemplateLM):
             return self._render(others, add_generation_prompt)
 
     def _render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        """Render messages; raise the errors of `apply_chat_template`."""
         form = chat_format(self.lm.tokenizer, self.lm.config.data)
         if form is None:
             raise UserError(

@@ -147,6 +147,7 @@ def _key(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _entries(run: Path) -> list[dict[str, Any]]:
+    """Read the results of a run, [] without tasks.json; raise `UserError` if the file is damaged."""
     path = run / FILE
     if not path.exists():
         return []
