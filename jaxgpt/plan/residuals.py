@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.kernels import Target, best
-from jaxgpt.kernels.experts import GPU_TILE, tiles_of
+from jaxgpt.kernels.expert_tiles import GPU_TILE, tiles_of
 from jaxgpt.model import GPT
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import sizes_of

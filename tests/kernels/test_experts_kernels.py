@@ -13,15 +13,8 @@ from helpers import on_cpu, small
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels.experts import (
-    GPU_TILE,
-    TILE,
-    _tile_product,
-    large_tiled_experts,
-    ragged_experts,
-    tiled_experts,
-    tiles_of,
-)
+from jaxgpt.kernels.expert_tiles import GPU_TILE, TILE, _tile_product, tiles_of
+from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.stored import Stored
 from jaxgpt.ops.experts import ExpertWeights, experts, route
 from jaxgpt.parallel.mesh import make_mesh
