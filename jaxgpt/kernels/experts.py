@@ -59,7 +59,7 @@ def large_tiled_experts(
 def _dropless(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate: Activation, dtype: Any) -> Array:
     """Compute the experts, on each device for its rows and its part of the MLP's width.
 
-    - With at most E pairs on one device, as in decoding, only the matrices of their experts are read (`_by_token`).
+    - With at most E pairs on one device, as in decoding, only the matrices of their experts are read (`by_token`).
     - Stored weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's width.
     - One device computes all pairs (`on_device`).
     - On a mesh, each device computes the terms of its matrices, and the devices add their terms.
@@ -68,8 +68,8 @@ def _dropless(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activat
     all e devices, a device sends `R * D * (e - 1) / e` numbers each way, outputs in float32, tokens and all gradients in
     `dtype`. An all-to-all would send up to `A * R * D / e`: not less if a token has as many experts as the axis has devices.
 
-    The axis thus divides the weights of a device by e, but not its memory for rows: `R * A`, one per pair (`_by_groups`,
-    `_by_tiles`).
+    The axis thus divides the weights of a device by e, but not its memory for rows: `R * A`, one per pair (`by_groups`,
+    `by_tiles`).
     """
     E = weights.up_EDF.shape[0]
     pairs = pairs._replace(x_BTD=pairs.x_BTD.astype(dtype))
