@@ -20,7 +20,7 @@ from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM
 from jaxgpt.lm.generation import Generation
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.post.rewards import Reward
+from jaxgpt.post.reward_names import Reward
 from jaxgpt.post.rollouts import answer_ids, reward_answers, sample
 from jaxgpt.trainer.evaluators import Result, Watch
 from jaxgpt.trainer.events import Listener

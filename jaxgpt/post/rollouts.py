@@ -25,7 +25,8 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.processes import on_leader
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.policy import VARIANTS, advantages
-from jaxgpt.post.rewards import Reward, metrics_of, overlong_penalty, rewards_of
+from jaxgpt.post.reward_names import Reward
+from jaxgpt.post.rewards import metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program

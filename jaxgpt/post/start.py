@@ -28,7 +28,8 @@ from jaxgpt.post.on_policy import HeldOutDivergence, on_policy_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
-from jaxgpt.post.rewards import Reward, check_file, is_own_code, open_rewards
+from jaxgpt.post.reward_names import Reward, check_file, is_own_code
+from jaxgpt.post.rewards import open_rewards
 from jaxgpt.post.rollouts import Rollouts, no_rollout
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.loss import Objective, router_penalties

@@ -20,15 +20,8 @@ from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation
 from jaxgpt.post.held_out import RewardResult, SampleFile
-from jaxgpt.post.rewards import (
-    WeightedSum,
-    last_number,
-    metrics_of,
-    open_reward,
-    open_rewards,
-    overlong_penalty,
-    rewards_of,
-)
+from jaxgpt.post.reward_names import last_number, open_reward
+from jaxgpt.post.rewards import WeightedSum, metrics_of, open_rewards, overlong_penalty, rewards_of
 from jaxgpt.post.rollouts import reward_answers, rollout_batch
 from jaxgpt.post.start import named_reward
 
