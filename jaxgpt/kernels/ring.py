@@ -43,6 +43,9 @@ from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
+# The attention of one device: (q, k, v, positions of its tokens, positions of whole rows) -> output of its tokens.
+LocalAttention = Callable[[Array, Array, Array, Positions, Positions], Array]
+
 
 class Layout(NamedTuple):
     """Static arguments of the attention of one device.
@@ -195,20 +198,20 @@ def _attention(
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
     place = visible.query
     if not on_mesh():
-        local = _make_local((), visible.window, scale, ring)
+        local = _make_local((), visible.window, scale, ring=ring)
         return local(q_BTNH, k_BKSH, v_BKHS, place, place)
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
     division = division_of(q_BTNH, place)
-    local = _make_local(division.axes, visible.window, scale, ring, chunks)
+    local = _make_local(division.axes, visible.window, scale, ring=ring, chunks=chunks)
     # check_vma=False: the derivative is defined on each device.
     divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
     # The positions are passed twice: sharded like the queries, and for whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 
-def _make_local(axes: tuple[str, ...], window: int, scale: float, ring: bool, chunks: int = 0) -> Callable[..., Array]:
-    """Return the attention of one device, `(q, k, v, positions of its tokens, positions of whole rows) -> out_BTNH`.
+def _make_local(axes: tuple[str, ...], window: int, scale: float, *, ring: bool, chunks: int = 0) -> LocalAttention:
+    """Return the attention of one device.
 
     `chunks` is the number of chunks of consecutive tokens of a device; 0: tokens in any order, without a halo.
     """
