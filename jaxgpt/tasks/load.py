@@ -15,11 +15,11 @@ from jaxgpt.errors import UserError, did_you_mean, one_line
 from jaxgpt.hub import reachable
 from jaxgpt.lm import LM
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.tasks.definitions import FILES, check_one_file, check_one_source, check_task, files_of_tasks
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, offline, quiet
 from jaxgpt.tasks.record import TaskResult, results_of
 
 BOOTSTRAPS = 1000  # resamples for standard errors without a formula, such as the error of a perplexity
-FILES = (".yaml", ".yml")
 
 
 class _NeedsNetwork(Exception):
@@ -150,7 +150,7 @@ def open_tasks(
             except _NeedsNetwork as e:
                 needed.append(f"{name} ({e})")
                 continue
-            _check_once(name, loaded, sources)
+            check_one_source(name, loaded, sources)
             for kind in merged:
                 merged[kind] |= loaded.get(kind, {})
     if needed:
@@ -158,10 +158,10 @@ def open_tasks(
             f"the Hugging Face Hub cannot be reached, and these tasks need data that are not in its cache: "
             f"{', '.join(needed)}; run the command once with a network, or use local tasks (--tasks-path)"
         )
-    defined = _definitions(Path(path)) if path else {}
+    defined = files_of_tasks(Path(path)) if path else {}
     for name, task in merged["tasks"].items():
-        _check_once_in(defined.get(name, []), name)
-        _check(name, task)
+        check_one_file(defined.get(name, []), name)
+        check_task(name, task)
         _set_shots(task, shots)
     return Tasks(tuple(found), merged)
 
@@ -222,32 +222,6 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
         raise _unloadable(name, e) from None
 
 
-def _check_once(name: str, loaded: Mapping[str, Any], sources: dict[str, str]) -> None:
-    """Add the tasks of a name or file to `sources`; raise `UserError` if a file and another source define the same task."""
-    for task in [*loaded["tasks"], *loaded.get("groups", {})]:
-        other = sources.setdefault(task, name)
-        if other != name and (name.endswith(FILES) or other.endswith(FILES)):
-            raise UserError(
-                f"the task {task} is defined twice, in {other} and {name}: rename one, or evaluate one at a time"
-            )
-
-
-def _definitions(directory: Path) -> dict[str, list[Path]]:
-    """Return the files of a directory that define each task; the harness silently uses only one of them."""
-    files: dict[str, list[Path]] = {}
-    for file in sorted(directory.glob("**/*.yaml")):
-        for name in re.findall(
-            r"""^task: *["']?([\w.-]+)["']? *(?:#.*)?$""", file.read_text("utf-8", "replace"), re.MULTILINE
-        ):
-            files.setdefault(name, []).append(file)
-    return files
-
-
-def _check_once_in(files: Sequence[Path], task: str) -> None:
-    if len(files) > 1:
-        raise UserError(f"the task {task} is defined twice, in {files[0]} and {files[1]}: rename one")
-
-
 def _no_network(name: str, e: Exception) -> Exception:
     """Return the error of a task that cannot be loaded from the cache, without a network.
 
@@ -270,16 +244,6 @@ def _is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.is_offline_mode())
-
-
-def _check(name: str, task: Any) -> None:
-    """Raise `UserError` for tasks that a model of text cannot do, or that run generated programs."""
-    if getattr(task, "UNSAFE_CODE", False):
-        raise UserError(
-            f"{name} runs the programs that a model writes, which jaxgpt does not do: choose a different task"
-        )
-    if getattr(task, "MULTIMODAL", False):
-        raise UserError(f"{name} has images or audio, and the model reads text: choose a different task")
 
 
 def _set_shots(task: Any, shots: int | None) -> None:
