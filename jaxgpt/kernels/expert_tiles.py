@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,13 +41,14 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
     E = len(weights.up_EDF)
     expert_X, own_X = own_experts(pairs.choice_BTA, first, E)
     n, t = tiles_of(pairs.choice_BTA.size, E, largest)
-    slot_X, expert_n, filled = _slots(expert_X, E, n, t)
+    layout = _layout(expert_X, E, n, t)
+    expert_n = layout.expert_n
     is_complete = isinstance(first, int)  # a device with all experts has at most E tiles without pairs
-    used = None if is_complete else filled
+    used = None if is_complete else layout.filled
 
     # The row of each pair, and the pair of each row: beyond the last for pairs of other devices, and for padding.
-    X = len(slot_X)
-    slot_X = jnp.where(own_X, slot_X, n * t)
+    X = len(expert_X)
+    slot_X = jnp.where(own_X, layout.slot_X, n * t)
     pair_M = jnp.full(n * t, X, slot_X.dtype).at[slot_X].set(jnp.arange(X, dtype=slot_X.dtype), mode="drop")
 
     # Copy each token to the rows of its pairs.
@@ -98,8 +99,22 @@ def tiles_of(pairs: int, E: int, largest: int) -> tuple[int, int]:
     return math.ceil(pairs / t) + E, t
 
 
-def _slots(expert_X: Array, E: int, n: int, t: int) -> tuple[Array, Array, Array]:
-    """Return the row of each pair in the padded layout, the expert of each tile, and the number of tiles with pairs.
+class _Layout(NamedTuple):
+    """The rows of all tiles; tiles with pairs come first.
+
+    Attributes:
+        slot_X: row of each pair, int32.
+        expert_n: expert of each tile, int32.
+        filled: number of tiles with pairs, an int32 scalar.
+    """
+
+    slot_X: Array
+    expert_n: Array
+    filled: Array
+
+
+def _layout(expert_X: Array, E: int, n: int, t: int) -> _Layout:
+    """Return the layout of pairs in tiles.
 
     Pairs with the expert E, of another device, have an arbitrary row.
 
@@ -108,9 +123,6 @@ def _slots(expert_X: Array, E: int, n: int, t: int) -> tuple[Array, Array, Array
         E: number of experts of this device.
         n: number of tiles.
         t: rows of a tile.
-
-    Returns:
-        Rows, int32 `[X]`; experts, int32 `[n]`; number of tiles, int32. Tiles with pairs come first.
     """
     # Each expert has as many consecutive tiles as its pairs need.
     size_E = jnp.bincount(expert_X, length=E)
@@ -125,7 +137,7 @@ def _slots(expert_X: Array, E: int, n: int, t: int) -> tuple[Array, Array, Array
     slot_X = jnp.zeros_like(order_X).at[order_X].set(first_tile_E[sorted_X] * t + rank_X)
 
     expert_n = jnp.searchsorted(first_tile_E, jnp.arange(n), side="right") - 1
-    return slot_X, expert_n, tiles_E.sum()
+    return _Layout(slot_X, expert_n, filled=tiles_E.sum())
 
 
 @jax.custom_vjp
