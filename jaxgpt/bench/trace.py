@@ -134,11 +134,11 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 class _Work(NamedTuple):
-    """What an instruction computes.
+    """The work of an instruction.
 
     Attributes:
-        path: source path of the instruction; of a fusion, of its first product; without a product, its own path, or of its
-            first instruction with a path. "" if the compiler has dropped it.
+        path: source path. A fusion has the path of its first product; without a product, its own path, or the path of its
+            first instruction with a path. "": dropped by the compiler.
         is_product: whether it is a product, or contains one.
     """
 
@@ -158,7 +158,7 @@ def _work_of(instruction: Instruction, computations: Mapping[str, Computation]) 
 
 
 def _paths(name: str, body: Computation, work: Mapping[str, _Work]) -> list[str]:
-    """Return the source paths by which an instruction is classified: its own, or its neighbors' if a product has no path.
+    """Return the source paths to classify an instruction by: its own path; for a product without a path, its neighbors' paths.
 
     The CPU compiler splits the products of attention and drops their source paths.
     """

@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
 
 
 class OnDevice(Protocol):
-    """How a device computes its experts: in groups (`by_groups`), or in tiles (`expert_tiles.by_tiles`)."""
+    """Computation of the experts of a device: in groups (`by_groups`), or in tiles (`expert_tiles.by_tiles`)."""
 
     def __call__(self, pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Any) -> Array:
         """Compute the terms of the E experts in `weights`, which start at expert `first`: float32 `[B, T, D]`."""
