@@ -73,7 +73,7 @@ def _take(x_RD: Array, index_M: Array, inverse_X: Array, copies: int) -> Array:
         inverse_X: position of each index in `index_M`; M: no position.
         copies: number of consecutive indices that mean the same row.
     """
-    return x_RD.at[index_M // copies].get(mode="fill", fill_value=0)
+    return jnp.asarray(x_RD).at[index_M // copies].get(mode="fill", fill_value=0)
 
 
 def _take_backward(copies: int, inverse_X: Array, dy_MD: Array) -> tuple[Array, None, None]:

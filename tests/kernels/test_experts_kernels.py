@@ -69,6 +69,14 @@ def test_all_tokens_may_choose_the_same_experts(kernel: Any) -> None:
     )
 
 
+@KERNELS
+def test_a_kernel_takes_arrays_of_numpy(kernel: Any) -> None:
+    x, router, weights = jax.tree.map(np.asarray, arrays(2, 7))
+    routing = route(x @ router, 2)
+    given = (x, routing.choice_BTA, routing.share_BTA, weights, jax.nn.silu, jnp.float32)
+    assert_close(kernel(*given), experts(*given), 2e-6)
+
+
 def test_large_tiles_equal_the_definition() -> None:
     given = arrays(2, 520)
     assert tiles_of(2 * 520 * 2, E, GPU_TILE) == (21, 128)
