@@ -121,15 +121,20 @@ def time_limit(seconds: float) -> Iterator[None]:
     Unlike waiting for a thread, an alarm also ends a regular expression, which holds the interpreter's lock. After the limit,
     the alarm repeats at least once per second, in case a bare `except` in the block has caught the exception.
     """
+    is_running = True
 
     def expire(number: int, frame: object) -> None:
-        raise TimeLimitReached
+        if is_running:
+            raise TimeLimitReached
 
     previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
     try:
-        yield
-    finally:
+        signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+        try:
+            yield
+        finally:
+            is_running = False
+    finally:  # even if an alarm arrives between the end of the block and the previous line
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
 

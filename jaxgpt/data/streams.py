@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 INPUT = 1 << 16  # compressed bytes to read at a time
+TRUNCATED = "Compressed file ended before the end-of-stream marker was reached"  # as in the readers of Python
 
 
 def open_streams(file: BinaryIO, decompressor: Callable[[], Any]) -> io.BufferedReader:
@@ -62,6 +63,7 @@ class _Streams(io.RawIOBase):
 
     def _rewind(self) -> None:
         self._stream: Any = None  # decompressor of the current stream; None: between streams
+        self._has_read_stream = False
         self._input = b""  # compressed bytes that no decompressor has received
         self._place = 0
 
@@ -76,11 +78,14 @@ class _Streams(io.RawIOBase):
     def _begin_stream(self) -> bool:
         """Begin the next stream if no stream is open; return whether a stream is open."""
         while self._stream is None:
-            self._input = self._input.lstrip(b"\0")
+            if self._has_read_stream:
+                self._input = self._input.lstrip(b"\0")
             if self._input:
                 self._stream = self._make()
                 return True
             self._input = self._file.read(INPUT)
+            if not self._input and not self._has_read_stream:
+                raise EOFError(TRUNCATED)
             if not self._input:
                 return False
         return True
@@ -90,10 +95,11 @@ class _Streams(io.RawIOBase):
         if self._stream.needs_input and not self._input:
             self._input = self._file.read(INPUT)
             if not self._input:
-                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                raise EOFError(TRUNCATED)
         data: bytes = self._stream.decompress(self._input, size)
         self._input = b""
         if self._stream.eof:
             self._input = self._stream.unused_data
             self._stream = None
+            self._has_read_stream = True
         return data
