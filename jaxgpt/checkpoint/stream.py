@@ -20,7 +20,9 @@ from jaxgpt.checkpoint.store import check_shapes, failed_writes, import_orbax
 from jaxgpt.files import sync_directory
 from jaxgpt.model.params import flatten_params
 
-CHUNK = 2**24  # maximum bytes of a chunk, the unit that is read; smaller chunks read less beyond a shard
+CHUNK = (
+    2**24
+)  # target bytes of a chunk, the unit that is read, of one or more rows; smaller chunks read less beyond a shard
 # No compression, which is slow and saves 8% of the space.
 ONE_BYTES_CODEC = [{"name": "bytes", "configuration": {"endian": "little"}}]
 

@@ -95,12 +95,13 @@ def _turn(number: int, turn: Any) -> dict[str, Any]:
         role = "assistant"
         calls = text_of(content, where)
         content = None
+    tool_calls = _calls(calls, where) if calls else []  # may be the JSON of an empty list
     message: dict[str, Any] = {"role": role}
-    if not calls or content is not None:
+    if not tool_calls or content is not None:
         message["content"] = text_of(content, where)
     message |= {name: value for name, value in turn.items() if name not in TURN}
-    if calls:
-        message["tool_calls"] = _calls(calls, where)
+    if tool_calls:
+        message["tool_calls"] = tool_calls
 
     # Only answers are targets, except answers with the weight 0.
     is_target = role == "assistant" and bool(_weight(turn, where))

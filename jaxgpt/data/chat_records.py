@@ -221,9 +221,10 @@ def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
     """Append the input or context of an instruction after a line break; reject fields without a defined place."""
     present = [name for name in BESIDE if fields.get(name) and name != asked]
     added = [name for name in present if asked == "instruction" and name in ADDED]
-    if len(present) != len(added) or len(added) > 1:
+    misplaced = [name for name in present if name not in added] + added[1:]
+    if misplaced:
         raise UserError(
-            f"the field {present[0]!r} has no defined place in {asked!r}: write the complete text into {asked!r}, or use "
+            f"the field {misplaced[0]!r} has no defined place in {asked!r}: write the complete text into {asked!r}, or use "
             f'"messages"'
         )
     texts = [request, *(text_of(fields[name], f"the field {name!r}") for name in added)]

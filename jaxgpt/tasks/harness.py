@@ -16,6 +16,8 @@ from jaxgpt.tasks.requests import Continuation, Count, no_count
 
 NEW_TOKENS = 256  # the harness' own default for answers
 
+PLACEHOLDER = "\ue000"  # a character for private use
+
 
 class TaskModel(TemplateLM):
     """An `LM` as a model of the harness, with the same results as the harness' model `hf` for the exported model.
@@ -103,9 +105,14 @@ class TaskModel(TemplateLM):
         text = form.template.render(messages, add_generation_prompt=add_generation_prompt).text
         if add_generation_prompt:
             return text
-        # The template may keep or drop white space at the end of the content.
-        content = messages[-1]["content"].lstrip()
-        begin = text.rfind(content.rstrip())
+        # The template may keep or drop white space at the end of the content. The text after the content, such as <|im_end|>,
+        # may contain it, too: this text follows a placeholder in its place.
+        *before, last = messages
+        probed = form.template.render([*before, {**last, "content": PLACEHOLDER}]).text
+        _, _, after = probed.rpartition(PLACEHOLDER)
+        limit = len(text) - len(after) if text.endswith(after) else len(text)
+        content = last["content"].lstrip()
+        begin = text.rfind(content.rstrip(), 0, limit)
         if begin < 0:
             raise UserError(
                 f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "

@@ -113,9 +113,10 @@ def _check_resumable(run: Run) -> None:
 
 def _check_out(start: Start) -> None:
     """Check that a new run can be created, and would not delete the weights that it starts from."""
+    if not start.out:
+        return  # a new directory
     out = Path(start.out)
-    if start.out:
-        check_free(out, start.overwrite)
+    check_free(out, start.overwrite)
     if not start.overwrite:
         return
 

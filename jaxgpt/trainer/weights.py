@@ -70,7 +70,10 @@ class InitialWeights(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        facts = {"the frozen weights": self.checksum} if self.checksum else {}
+        facts = {}
+        if self.checksum:
+            has_base = isinstance(self.frozen, FrozenParts)
+            facts["the reference" if has_base else "the frozen weights"] = self.checksum
         for part, each in self.parts.items():
             if isinstance(each, Base):
                 name = "the reference" if part == "frozen" else "the frozen weights"

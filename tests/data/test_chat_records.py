@@ -270,6 +270,14 @@ ERRORS: dict[str, tuple[Any, str]] = {
         {"instruction": "a", "output": 4},
         "the field 'output' must be a text or a list of messages, not 4",
     ),
+    "choices of an instruction with an input": (
+        {"instruction": "a", "input": "i", "output": "b", "choices": ["c"]},
+        "'choices' has no defined place in 'instruction'",
+    ),
+    "no calls as JSON": (
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": "[]"}]},
+        "message 2 has no content",
+    ),
     "choices": ({"question": "a", "answer": "b", "choices": ["c"]}, "'choices' has no defined place"),
     "no messages": ({"messages": []}, r"messages must be a list such as \[.*\]: \[\]"),
     "a message": ({"messages": ["Hi"]}, "message 1 must be an object with role and content, not 'Hi'"),

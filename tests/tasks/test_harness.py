@@ -285,6 +285,20 @@ def test_the_windows_of_long_texts_are_the_harness_own() -> None:
     check()
 
 
+@pytest.mark.parametrize("last", ["the end", "im", "d"])
+def test_a_prompt_ends_with_the_content_of_the_last_message(last: str) -> None:
+    """Not with a part of the text that ends the turn."""
+    pytest.importorskip("lm_eval", reason="tasks need lm-evaluation-harness: pip install 'jaxgpt[eval]'")
+    from jaxgpt.tasks.harness import TaskModel
+
+    turn = "{% for each in messages %}<|im_start|>{{ each.role }}\n{{ each.content }}<|im_end|>\n{% endfor %}"
+    tokenizer = make_tokenizer("byte", "", 0, 256)
+    tokenizer.special = SpecialTokens({}, {"chat_template": turn})
+    lm = lm_of("llama", block_size=64, vocab_size=256)._replace(tokenizer=tokenizer)
+    prompt = TaskModel(lm).apply_chat_template([{"role": "user", "content": last}], add_generation_prompt=False)
+    assert prompt == f"<|im_start|>user\n{last}"
+
+
 def test_a_template_that_rewrites_the_last_message_raises_one_line() -> None:
     pytest.importorskip("lm_eval", reason="tasks need lm-evaluation-harness: pip install 'jaxgpt[eval]'")
     from jaxgpt.tasks.harness import TaskModel
