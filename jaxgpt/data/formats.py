@@ -13,6 +13,7 @@ import json
 import lzma
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,7 +78,7 @@ def unpacked(file: BinaryIO, suffix: str, where: str) -> Any:
         case ".gz":
             return gzip.open(file)
         case ".xz":
-            return open_streams(file, lzma.LZMADecompressor)
+            return open_streams(file, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ))
         case ".bz2":
             return open_streams(file, bz2.BZ2Decompressor)
         case ".zst":

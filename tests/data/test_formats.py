@@ -91,19 +91,28 @@ def test_streams_of_a_compressed_file(case: str, compress: Callable[[bytes], byt
 def test_a_damaged_later_stream_is_an_error(compress: Callable[[bytes], bytes]) -> None:
     """The readers of Python end silently where the header of a stream is damaged."""
     suffix = {gzip.compress: "gz", lzma.compress: "xz", bz2.compress: "bz2", zstd: "zst"}[compress]
-    for whole in (b"\0" * 100, b""):
-        if compress is not gzip.compress or whole:  # gzip reads an empty file as empty
-            Path(f"b.txt.{suffix}").write_bytes(whole)
-            with pytest.raises(UserError, match=rf"cannot read b.txt.{suffix}: "):
-                texts(f"b.txt.{suffix}")
     for end in (b"X" + compress(b"b\n")[1:], compress(b"b\n")[:-3], b"X"):
         Path(f"a.txt.{suffix}").write_bytes(compress(b"a\n") + end)
         with pytest.raises(UserError, match=rf"cannot read a.txt.{suffix}: "):
             texts(f"a.txt.{suffix}")
 
 
+@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2", "zst"])
+def test_a_file_of_zeros_is_an_error(suffix: str) -> None:
+    """A failed download may have space reserved for it. To the format .lzma, zeros are an empty file."""
+    if suffix == "zst":
+        zstd(b"")  # skip without the package
+    Path(f"a.txt.{suffix}").write_bytes(b"\0" * 1000)
+    with pytest.raises(UserError, match=rf"cannot read a.txt.{suffix}: "):
+        texts(f"a.txt.{suffix}")
+
+
 @settings(max_examples=50)
-@given(st.lists(st.binary(max_size=300), max_size=4), st.lists(st.integers(0, 900), max_size=6), st.integers(1, 64))
+@given(
+    st.lists(st.binary(max_size=300), min_size=1, max_size=4),
+    st.lists(st.integers(0, 900), max_size=6),
+    st.integers(1, 64),
+)
 def test_seeking_in_streams(parts: list[bytes], places: list[int], size: int) -> None:
     data = b"".join(parts)
     with open_streams(io.BytesIO(b"".join(map(lzma.compress, parts))), lzma.LZMADecompressor) as file:
