@@ -425,6 +425,7 @@ def test_invalid_prompts_raise_one_line(lm: LM, prompts: Any, message: str) -> N
         (lambda lm: explain(lm, "a", filters=3), "filters must be a list of hashable functions"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.load(5), "must be a string or a Path: 5"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.save("run", "other"), "must be an LM"),  # type: ignore[arg-type]
+        (lambda lm: jaxgpt.save(lm._replace(tokenizer=None), "run"), "to be saved, an LM needs its tokenizer"),  # type: ignore[arg-type]
         (lambda lm: jaxgpt.save(lm, None), "must be a string or a Path: None"),  # type: ignore[arg-type]
     ],
 )
