@@ -29,7 +29,7 @@ from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
-from jaxgpt.lm import LM, Chat, engine, generation
+from jaxgpt.lm import LM, Chat, engine, request
 from jaxgpt.lm.arguments import row_keys
 from jaxgpt.lm.sampler import sampler_of
 
@@ -363,7 +363,7 @@ def test_a_continued_chat_needs_memory_for_its_tokens(monkeypatch: pytest.Monkey
     list(chat.answer("a" * 800, max_new_tokens=100, temperature=0))
     model = lm.config.model
     slot = 4 + 2 * model.n_layer * model.kv_heads * model.head_width * 4
-    monkeypatch.setattr(generation, "device_memory", lambda devices: 1900 * slot)
+    monkeypatch.setattr(request, "device_memory", lambda devices: 1900 * slot)
     [*_, last] = chat.answer("a" * 250, max_new_tokens=100, temperature=0)
     assert chat.prompt_tokens > 1025
     assert chat.reused > 800
