@@ -78,7 +78,11 @@ def test_several_processes_generate_the_texts_of_one(
             json.dumps({"data": 1} | mesh),
         ]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    ends = [process.communicate(timeout=500) for process in started]
+    try:
+        ends = [process.communicate(timeout=500) for process in started]
+    finally:
+        for process in started:
+            process.kill()  # after a timeout; otherwise, it has ended
     assert [process.returncode for process in started] == [0] * processes, ends
     for out, _ in ends:
         [found] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]  # gloo prints lines, too
