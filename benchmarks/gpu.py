@@ -78,6 +78,8 @@ def parts(toy: bool, text: str) -> dict[str, list[str]]:
         **{f"decode-124m-{batch}": decode("gpt2", batch) for batch in (1, 8, 64)},
         **{f"decode-1.5b-{batch}": decode("gpt2-xl", batch) for batch in (1, 8, 64)},
         "profile": own("profile"),
+        "experts": own("experts"),
+        "context-32k": own("context-32k"),
     }
 
 
@@ -358,6 +360,53 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     } | notes
 
 
+def run_experts(toy: bool, text: str) -> dict[str, Any]:
+    """Measure steps of a mixture of experts, and of dense models with as many active and with as many total parameters.
+
+    Each of 8 experts has half the hidden units of GPT-2 124M, and a token uses 2 of them.
+    """
+    del text
+    hidden = 64 if toy else 1536
+    models = {
+        "dense, as many active": {"n_inner": 2 * hidden},
+        "8 experts, 2 active": {"n_inner": hidden, "n_experts": 8, "experts_per_token": 2},
+        "dense, as many in total": {"n_inner": 8 * hidden},
+    }
+    outcome: dict[str, Any] = {}
+    for name, settings in models.items():
+        outcome[name] = step_of(toy, batch=16, **settings)
+        print(json.dumps(outcome), flush=True)
+    return outcome
+
+
+def run_context_32k(toy: bool, text: str) -> dict[str, Any]:
+    """Measure steps of GPT-2 124M with windows of 1,024 and of 32,768 tokens, with equal tokens per step."""
+    del text
+    outcome: dict[str, Any] = {}
+    for block_size, batch in ((1024, 32), (32768, 1)):
+        outcome[f"{batch} x {block_size:,}"] = step_of(toy, batch, block_size=64 if toy else block_size)
+        print(json.dumps(outcome), flush=True)
+    return outcome
+
+
+def step_of(toy: bool, batch: int, **settings: Any) -> str:
+    """Measure training steps of the 124M shape with some model settings: speed and memory of temporaries."""
+    from jaxgpt.bench.measure import benchmark
+    from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
+
+    shape = {"vocab_size": 50304, "block_size": 1024, "n_layer": 12, "n_head": 12, "n_embd": 768}
+    if toy:
+        shape = {"vocab_size": 64, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 32}
+    model = ModelConfig(**{**shape, "bias": False, **settings})
+    train = TrainConfig(batch_size=2 if toy else batch, compute_dtype="float32" if toy else "bfloat16")
+    found = benchmark(
+        Config(model=model, train=train, data=DataConfig(dataset="none")), 0.1 if toy else 5, decode=False
+    )
+    step = found["step"]
+    gib = step["temporary_bytes"] / 2**30
+    return f"{step['tokens_per_second']:,.0f} tokens/s, {1e3 * step['seconds']:.2f} ms, temporaries {gib:.2f} GiB"
+
+
 def run_recipe(toy: bool, text: str) -> dict[str, Any]:
     """Train the preset nanogpt-gpu, and measure the time to a validation loss of 1.47."""
     import numpy as np
@@ -499,6 +548,8 @@ RUNS: dict[str, Callable[[bool, str], dict[str, Any]]] = {
     "recipe": run_recipe,
     "recipe-torch": run_recipe_torch,
     "profile": run_profile,
+    "experts": run_experts,
+    "context-32k": run_context_32k,
 }
 
 if __name__ == "__main__":
