@@ -97,11 +97,11 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         sizes = f"the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}"
         raise UserError(f"{source}: {sizes}; choose a tokenizer with --tokenizer")
     config = imported_config(target, model)
-    card = read_card(source) if source.is_dir() else ""
     with complete_run(target, config, own) as run:
-        if card:
-            write_atomically(run.path / CARD, card)
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
+    card = read_card(source) if source.is_dir() else ""
+    if card:  # a file beside the run's own, which a run keeps
+        write_atomically(target / CARD, card)
     return Converted(
         family, count_parameters(model), skipped=skipped_tensors(weights, form), note=note_on_removed(whole, own)
     )
