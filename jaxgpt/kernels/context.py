@@ -97,8 +97,8 @@ def choose_context_attention(config: Config, platform: str) -> ChosenAttention:
         lack = f"needs a window that is a multiple of {2 * LANES * context}, not {config.window_setting}"
     elif name == "halo" and not halos_of(config).in_all_layers:
         lack = (
-            "needs a sliding window in all layers, of at most as many tokens as a device has "
-            f"({config.window // context} with mesh.context {context})"
+            "needs a sliding window in all layers, of 2 to "
+            f"{config.window // context + 1} tokens with mesh.context {context}"
         )
     if not lack:
         return ChosenAttention(CONTEXT_KERNELS[name])

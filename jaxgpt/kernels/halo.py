@@ -20,7 +20,7 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions
 
 
 class Halo(NamedTuple):
-    """The keys that a device receives from other devices.
+    """The keys before the chunks of a device, from other devices; the last device has those before its second chunk itself.
 
     Attributes:
         axes: names of the mesh axes that shard positions.
@@ -35,6 +35,8 @@ class Halo(NamedTuple):
 
 def balanced_order(tokens: int, devices: int) -> np.ndarray:
     """Return a permutation of the tokens of a row, int64 `[T]`, that divides causal attention equally over devices.
+
+    It does for rows of one document without a window.
 
     A row has `2 * devices` chunks. Device i has the chunks i and `2 * devices - 1 - i`: a chunk with few keys, and one with
     many. Source: the zigzag order of https://github.com/zhuzilin/ring-flash-attention.
@@ -94,7 +96,8 @@ def _of_previous_chunk(halo: Halo, x: Array) -> Array:
     axes = halo.axes
     if halo.chunks == 1:
         return _shift(axes, 1, x)
-    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the second of them.
+    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the second of them;
+    # the last device has it itself.
     early, late = jnp.split(x, 2)
     is_last = jax.lax.axis_index(axes) == jax.lax.axis_size(axes) - 1
     before_late = jnp.where(is_last, early, _shift(axes, -1, late))
@@ -139,7 +142,7 @@ def without_halo(halo: Halo, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Arr
 
 
 def _shift(axes: tuple[str, ...], by: int, x: Array) -> Array:
-    """Send an array to the next device, or for -1 to the previous; the device at the end receives zeros."""
+    """Send an array to the next device, or for -1 to the previous; the device without a sender receives zeros."""
     devices = int(jax.lax.axis_size(axes))
     pairs = [(device, device + by) for device in range(devices) if 0 <= device + by < devices]
     return jax.lax.ppermute(x, axes, pairs)

@@ -93,7 +93,7 @@ class BackwardInputs(NamedTuple):
 def tile_size(tokens: int, rows: int, heads: int) -> int:
     """Return the number of tokens of a tile.
 
-    If possible, each half of the tokens has whole tiles, of at least half the maximum: in `ring.balanced_order`, the halves
+    If possible, each half of the tokens has whole tiles, of at least half the maximum: in `halo.balanced_order`, the halves
     attend to different keys.
     """
     most = TILE

@@ -6,7 +6,7 @@ keys and values of other devices:
 - gathered: an all-gather, and a reduce-scatter of their gradients (Grattafiori et al. 2024, section 3.3.2). Memory holds the
   keys and values of whole rows, of one layer at a time.
 - ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
-  values of one device.
+  values of this device and of another one, or of two others during a move.
 - halo: with a sliding window, a device receives the keys and values before its tokens, and sends their gradients back
   (`kernels/halo.py`).
 
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     Attributes:
         axes: names of the mesh axes that shard positions; (): none.
         rule: the mask, the scale and the tiles.
-        ring: whether keys move in a ring; otherwise they are gathered.
+        ring: whether keys move in a ring; otherwise they are gathered, or are in `halo`.
         halo: the keys that a device receives; None: the keys of all devices.
     """
 
@@ -132,8 +132,9 @@ def halo_attention(
 ) -> Array:
     """Compute attention within a sliding window, to keys of the same and of the previous device.
 
-    Tokens must be in the order of their positions. Calls without a window, or with a window that exceeds the tokens of a
-    device, gather all keys. Calls with the keys of a cache, or with `edit`, use `attend`.
+    Each device must have consecutive tokens of the row, in order. Calls without a window, with a window of 1, or with a window
+    that reaches tokens before those of the previous device, gather all keys. Calls with the keys of a cache, or with `edit`,
+    use `attend`.
     """
     return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=1)
 
@@ -142,12 +143,12 @@ def halo_attention(
 class MixedAttention:
     """The attention of layers with and without a sliding window, over tokens in balanced order; it compares by value.
 
-    With a window that is at most as long as a chunk, a device receives a halo before each of its two chunks. Other calls use
-    `full`.
+    With a window that reaches at most the previous chunk (`halo_size`), a device receives a halo before each of its two chunks.
+    Other calls use `full`.
 
     Attributes:
         full: `gathered_attention` or `ring_attention`.
-        balanced: number of devices that the order of the tokens balances (`balanced_order`).
+        balanced: number of devices that the order of the tokens balances (`halo.balanced_order`).
     """
 
     full: AttendFn
@@ -236,7 +237,7 @@ def _make_local(axes: tuple[str, ...], window: int, scale: float, *, ring: bool,
 def _on_device(
     layout: Layout, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions
 ) -> Array:
-    """Compute the attention from the queries of this device to the keys of all devices."""
+    """Compute the attention from the queries of this device to the keys of all devices, or of this device and its halo."""
     out_BTNH, _ = _forward(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
     return out_BTNH
 

@@ -116,7 +116,7 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, s
         (
             context_config("halo", sliding_window=34),
             TPU,
-            r"as many tokens as a device has \(32 with mesh.context 4\); use",
+            r"of 2 to 33 tokens with mesh.context 4; use",
         ),
         (context_config("ring", dropout=0.1), TPU, r"ring does not support dropout \(model.dropout 0.1\); use"),
     ],
