@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import uvloop
 
-from jaxgpt.signals import SIGNALS, Stop, stop_on_signal
+from jaxgpt.signals import SIGNALS, Stop, TimeLimitReached, stop_on_signal, time_limit
 
 # An entry point that prints a line and then runs native code for half an hour, which lets other threads run.
 ENTRY = """
@@ -118,3 +119,12 @@ def test_two_presses_end_native_code(before: str) -> None:
         assert process.returncode == 130
     finally:
         process.kill()
+
+
+def test_a_limit_that_ends_with_its_block_leaves_no_alarm() -> None:
+    """An alarm may arrive between the end of the block and the reset of the timer."""
+    for _ in range(2000):
+        with suppress(TimeLimitReached), time_limit(5e-5):
+            pass
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""New runs: checks of a directory, its lock, and the creation of a run in it, also in place of an old run."""
+"""Create a run in a new directory, or in the place of an old run: checks of the directory, and its lock."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Asked(NamedTuple):
         checkpoint: best, last or a step.
         options: the options that change the data.
         reward: rewards on the command line; (): the rewards of the run.
-        weights: type to which the weights are rounded; float32: not rounded.
+        weights: type of the rounded weights; float32: not rounded.
     """
 
     run: str

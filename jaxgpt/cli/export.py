@@ -96,7 +96,7 @@ def export(
 
 
 class ExportOptions(NamedTuple):
-    """The options of an export that depend on each other; the names are those of `export`.
+    """The options of an export that depend on each other, with the same names as in `export`.
 
     Attributes:
         is_adapter: whether to write only the adapters.

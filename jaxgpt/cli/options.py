@@ -45,7 +45,7 @@ def shown_default(default: Any) -> str | None:
     return repr(default).strip("'")
 
 
-# How cyclopts treats options; functions of commands add help and validators.
+# Settings of cyclopts for all options; functions of commands add help and validators.
 EVERY = Parameter(
     consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown_default
 )

@@ -62,7 +62,7 @@ def open_model(
 
 
 def _architecture(metadata: Mapping[str, Any], where: str) -> Architecture:
-    """Return the architecture that a file names; a "llama" may have experts."""
+    """Return the architecture named in a file; a "llama" may have experts."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in (*ARCHITECTURES, *WITH_EXPERTS):
         known = ", ".join(dict.fromkeys((*ARCHITECTURES, *WITH_EXPERTS)))

@@ -186,7 +186,7 @@ def _write_windows(windows: SlidingWindows, config: ModelConfig, theta: float) -
     repeats = math.ceil(config.n_layer / windows.period)
     if layers != (default * repeats)[: config.n_layer]:
         # The key holds a length only, which means windows in all layers but the last of the pattern. `Family.express` reads
-        # the value back, and refuses other patterns, such as GL.
+        # the value back, and rejects other patterns, such as GL.
         pattern = period(layers)
         values[PATTERN] = len(pattern) if "G" in pattern else 0
     return values

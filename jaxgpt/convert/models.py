@@ -100,7 +100,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     with complete_run(target, config, own) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
     card = read_card(source) if source.is_dir() else ""
-    if card:  # a file beside the run's own, which a run keeps
+    if card:  # a run keeps files in its directory that are not its own
         write_atomically(target / CARD, card)
     return Converted(
         family, count_parameters(model), skipped=skipped_tensors(weights, form), note=note_on_removed(whole, own)

@@ -1,4 +1,4 @@
-"""What a chat template omits of a conversation: messages, tools and calls."""
+"""Find messages, tools and calls of a conversation that a chat template omits."""
 
 from __future__ import annotations
 

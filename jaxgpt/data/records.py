@@ -170,7 +170,7 @@ def _skip(text: str, position: int) -> int:
 
 
 def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator[Record]:
-    """Yield the rows of a Parquet file: the columns in `columns` that the file has; if it has none, all columns."""
+    """Yield the rows of a Parquet file: the columns in `columns` that the file has, or all columns if it has none of them."""
     try:
         from pyarrow import parquet
     except ImportError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from helpers import TEXT, jaxgpt, small_run
@@ -22,13 +24,14 @@ from jaxgpt.model import GPT
 from jaxgpt.model.attention import Attention
 from jaxgpt.model.gpt import Block
 from jaxgpt.model.params import count_parameters
-from jaxgpt.train.loss import RowSums, next_token_loss
+from jaxgpt.train.loss import FrozenParts, RowSums, next_token_loss
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.evaluators import Measured
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.feed import DataFeed
 from jaxgpt.trainer.loop import Outcome, Start, train
+from jaxgpt.trainer.weights import Base, InitialWeights
 
 
 class Notes(Listener):
@@ -240,3 +243,10 @@ def test_a_run_of_a_subclass_of_an_older_version_needs_its_class_to_resume() -> 
         resumed()
     outcome, _ = resumed(build=partial(build, model=model))
     assert outcome.step == 4
+
+
+def test_processes_compare_the_arrays_and_the_base_of_adapters() -> None:
+    """Arrays of an objective next to the base of adapters are facts of their own."""
+    base = Base(cast(Any, SimpleNamespace(digest="of the base")), None)
+    weights = InitialWeights(frozen=FrozenParts(base, np.ones(2)), checksum="of the arrays")
+    assert weights.facts() == {"the reference": "of the arrays", "the frozen weights": "of the base"}
