@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
@@ -111,15 +111,14 @@ def is_stop_requested() -> bool:
 
 
 class TimeLimitReached(BaseException):
-    """The end of a `time_limit`; not an Exception, so that the code in the block does not handle it."""
+    """The end of the time of `call_within`; not an Exception, so that the called function does not handle it."""
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimitReached` in a block that takes longer than `seconds`; only in the main thread, with SIGALRM.
+def call_within(seconds: float, function: Callable[[], Any]) -> Any:
+    """Call a function; raise `TimeLimitReached` if it takes longer than `seconds`. Only in the main thread, with SIGALRM.
 
     Unlike waiting for a thread, an alarm also ends a regular expression, which holds the interpreter's lock. After the limit,
-    the alarm repeats at least once per second, in case a bare `except` in the block has caught the exception.
+    the alarm repeats every second, in case a bare `except` in the function has caught the exception.
     """
     is_running = True
 
@@ -129,12 +128,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, expire)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
-            yield
+            return function()
         finally:
             is_running = False
-    finally:  # even if an alarm arrives between the end of the block and the previous line
+    finally:  # even if an alarm arrives between the end of the function and the previous line
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.post.reward_names import Reward, open_reward
 from jaxgpt.post_settings import shown_reward
-from jaxgpt.signals import TimeLimitReached, time_limit
+from jaxgpt.signals import TimeLimitReached, call_within
 
 LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite
 
@@ -137,7 +137,7 @@ def checked_rewards(
     call = partial(reward, deepcopy(list(prompts)), list(texts), deepcopy(list(records)))
     in_main_thread = threading.current_thread() is threading.main_thread()
     try:
-        values = _with_alarm(call, seconds) if in_main_thread else _in_thread(call, seconds)
+        values = call_within(seconds, call) if in_main_thread else _in_thread(call, seconds)
     except TimeLimitReached:
         raise UserError(
             f"the reward {name} takes more than {seconds:g} seconds for {len(texts):,} answers: make it faster, or raise "
@@ -147,12 +147,6 @@ def checked_rewards(
         kind = "" if isinstance(e, UserError) else f"{type(e).__name__}: "
         raise UserError(f"the reward {name} failed: {kind}{one_line(e, 200)}") from e
     return _checked(values, name, texts)
-
-
-def _with_alarm(call: Callable[[], Any], seconds: float) -> Any:
-    """Call a function in the main thread; raise `TimeLimitReached` after `seconds`, even in a regular expression."""
-    with time_limit(seconds):
-        return call()
 
 
 def _in_thread(call: Callable[[], Any], seconds: float) -> Any:
