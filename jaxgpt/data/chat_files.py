@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxgpt.data.chat_messages import EXAMPLE
-from jaxgpt.data.chat_records import FIELDS, ChatRecord, Pair, UnusableRecord, read_record
+from jaxgpt.data.chat_records import FIELDS, ChatRecord, Pair, read_record, reason_of
 from jaxgpt.data.records import read_records
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.token_files import split_of
@@ -116,8 +116,7 @@ def read_files(
             try:
                 value = read(record.value)
             except UserError as e:
-                reason = e.reason if isinstance(e, UnusableRecord) else "of an unknown shape"
-                skipped.add(reason, record.where, str(e))
+                skipped.add(reason_of(e, "of an unknown shape"), record.where, str(e))
                 continue
             yield record.where, value
         done += path.stat().st_size

@@ -7,43 +7,49 @@ docs/finetune.md lists the accepted shapes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import (
-    EXAMPLE,
-    LISTS,
-    decoded,
-    messages_from_json,
-    plain_message,
-    read_messages,
-    text_of,
-)
-from jaxgpt.data.records import Twice, repeats_key
+from jaxgpt.data.chat_messages import EXAMPLE, LISTS, messages_from_json, plain_message, read_messages, text_of
+from jaxgpt.data.lenient_json import Twice, parse_field, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
-# Fields of a request and its answer.
-PAIRS = (
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("question", "answer"),
-    ("question", "response"),
-    ("query", "response"),
+
+class Exchange(NamedTuple):
+    """The names of the fields that hold a request and its answer."""
+
+    request: str
+    answer: str
+
+
+# A completion continues its prompt: a model without a chat template can read both as one text.
+COMPLETION = Exchange("prompt", "completion")
+EXCHANGES = (
+    COMPLETION,
+    Exchange("prompt", "response"),
+    Exchange("instruction", "output"),
+    Exchange("instruction", "response"),
+    Exchange("question", "answer"),
+    Exchange("question", "response"),
+    Exchange("query", "response"),
 )
 ADDED = ("input", "context")  # fields to append to an instruction
 # Fields without a defined place in a question.
 BESIDE = (*ADDED, "instruction", "choices", "options", "passage", "document")
 SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
-TOOLS = ("tools", "functions")  # fields with the functions that the assistant can call
+TOOLS = (
+    "tools",
+    "functions",
+)  # fields with the functions that the assistant can call; functions is OpenAI's earlier form
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-LABEL = "label"  # field that marks an answer as accepted (true) or rejected (false): KTO; next to messages, possibly a class
+# Field that marks an answer as accepted (true) or rejected (false) in data for KTO; next to messages, it may be a class.
+LABEL = "label"
 KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
 # Kinds of media: fields of a record, singular or plural, and placeholders in its texts.
 MEDIA = ("image", "video", "audio")
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
 # All fields that are read.
-FIELDS = frozenset({*LISTS, *sum(PAIRS, ()), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})
+FIELDS = frozenset({*LISTS, *chain(*EXCHANGES), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})
 ANSWERED = "the prompt ends with a message of the assistant: end it with a message to answer"
 SHAPES = (
     '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
@@ -52,7 +58,7 @@ SHAPES = (
 
 
 class UnusableRecord(UserError):
-    """The error for a record of a known shape that cannot be used; `reason` describes a group of such records."""
+    """The error for a record of a known shape that cannot be used; `reason` describes all records with this error."""
 
     reason = ""
 
@@ -67,6 +73,11 @@ class NoPlace(UnusableRecord):
     """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
 
     reason = "that do not fit a window"
+
+
+def reason_of(error: UserError, otherwise: str) -> str:
+    """Return the description of all records with an error; `otherwise`: the description if the error has no reason."""
+    return error.reason if isinstance(error, UnusableRecord) else otherwise
 
 
 class ChatRecord(NamedTuple):
@@ -110,16 +121,15 @@ def read_record(record: Any) -> ChatRecord | Pair:
     tools = _tools(fields)
     shape = _find_shape(fields, list(record))
     _check_label(KTO, fields)
-    if isinstance(shape, str):
-        messages = read_messages(shape, fields[shape])
-    else:
+    if isinstance(shape, Exchange):
         _check_label(LABEL, fields)
-        asked, answered = shape
-        exchange = _read_exchange(asked, answered, fields, has_tools=tools is not None)
-        if isinstance(exchange, Pair):
-            check_media(fields, exchange.chat.messages)
-            return exchange
-        messages = exchange
+        pair_or_messages = _read_exchange(shape, fields, has_tools=tools is not None)
+        if isinstance(pair_or_messages, Pair):
+            check_media(fields, pair_or_messages.chat.messages)
+            return pair_or_messages
+        messages = pair_or_messages
+    else:
+        messages = read_messages(shape, fields[shape])
 
     check_media(fields, messages)
     if messages[0]["role"] != "system":
@@ -129,32 +139,42 @@ def read_record(record: Any) -> ChatRecord | Pair:
     return ChatRecord(messages, tools, may_be_rejected=fields.get(LABEL) is False)
 
 
-def _read_exchange(asked: str, answered: str, fields: dict[str, Any], has_tools: bool) -> Pair | list[dict[str, Any]]:
+def _read_exchange(exchange: Exchange, fields: dict[str, Any], has_tools: bool) -> Pair | list[dict[str, Any]]:
     """Return a request and its answer as messages, after the messages of earlier exchanges.
 
     A prompt and its completion stay a pair, which needs no chat template, unless the record has a system message, tools or a
     history.
 
     Args:
-        asked: field with the request.
-        answered: field with the answer.
+        exchange: fields of the request and the answer.
         fields: the fields of the record that are not null.
         has_tools: whether the record has tools.
     """
-    request = messages_from_json(fields[asked])
-    answer = fields[answered]
+    request = messages_from_json(fields[exchange.request])
+    answer = fields[exchange.answer]
     if not isinstance(request, str):
         answer = messages_from_json(answer)
     earlier = [*history_messages(fields)]
 
     are_texts = isinstance(request, str) and isinstance(answer, str)
-    is_completion = (asked, answered) == PAIRS[0] and are_texts
-    if is_completion and not _system(fields) and not has_tools and not earlier:
+    needs_template = bool(_system(fields) or has_tools or earlier)
+    if exchange == COMPLETION and are_texts and not needs_template:
         return Pair(request, answer)
-    return [*earlier, *_pair(asked, request, answered, answer, fields)]
+
+    if not isinstance(request, str):
+        asked = [without_loss(message) for message in read_messages(exchange.request, request)]
+    elif exchange == COMPLETION:  # a prompt to complete has no place for other fields
+        asked = [plain_message("user", request)]
+    else:
+        asked = [plain_message("user", with_input(exchange.request, request, fields))]
+    if isinstance(answer, str):
+        answered = [plain_message("assistant", answer)]
+    else:
+        answered = read_messages(exchange.answer, answer)
+    return [*earlier, *asked, *answered]
 
 
-def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | tuple[str, str]:
+def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | Exchange:
     """Return the field with a list of messages, or the fields of a request and its answer.
 
     Args:
@@ -167,8 +187,8 @@ def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | tuple[
     if "messages" in fields:
         return "messages"  # other fields are often a different form of these messages
     lists = [name for name in LISTS if name in fields]
-    pairs = [pair for pair in PAIRS if fields.keys() >= set(pair)]
-    shapes: list[str | tuple[str, str]] = [*lists, *pairs]
+    exchanges = [exchange for exchange in EXCHANGES if fields.keys() >= set(exchange)]
+    shapes: list[str | Exchange] = [*lists, *exchanges]
     if not shapes and fields.keys() >= {"chosen", "rejected"}:
         raise UserError(
             "a preference pair (chosen, rejected) is not a conversation: train on pairs with --post.objective dpo, or rename "
@@ -204,30 +224,23 @@ def check_media(fields: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]
                 )
 
 
-def _pair(asked: str, request: Any, answered: str, answer: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a request and its answer, which are texts or lists of messages."""
-    if isinstance(request, str):
-        # A text and its continuation have no place for other fields.
-        is_text = (asked, answered) == PAIRS[0]
-        messages = [plain_message("user", request if is_text else with_input(asked, request, fields))]
-    else:
-        messages = [without_loss(message) for message in read_messages(asked, request)]
-    if isinstance(answer, str):
-        return [*messages, plain_message("assistant", answer)]
-    return [*messages, *read_messages(answered, answer)]
+def with_input(name: str, request: str, fields: dict[str, Any]) -> str:
+    """Append the input or context of an instruction after a line break; reject fields without a defined place.
 
-
-def with_input(asked: str, request: str, fields: dict[str, Any]) -> str:
-    """Append the input or context of an instruction after a line break; reject fields without a defined place."""
-    present = [name for name in BESIDE if fields.get(name) and name != asked]
-    added = [name for name in present if asked == "instruction" and name in ADDED]
-    misplaced = [name for name in present if name not in added] + added[1:]
+    Args:
+        name: field with the request.
+        request: text of the request.
+        fields: the fields of the record that are not null.
+    """
+    present = [other for other in BESIDE if fields.get(other) and other != name]
+    added = [other for other in present if name == "instruction" and other in ADDED]
+    misplaced = [other for other in present if other not in added] + added[1:]
     if misplaced:
         raise UserError(
-            f"the field {misplaced[0]!r} has no defined place in {asked!r}: write the complete text into {asked!r}, or use "
+            f"the field {misplaced[0]!r} has no defined place in {name!r}: write the complete text into {name!r}, or use "
             f'"messages"'
         )
-    texts = [request, *(text_of(fields[name], f"the field {name!r}") for name in added)]
+    texts = [request, *(text_of(fields[other], f"the field {other!r}") for other in added)]
     return "\n".join(text for text in texts if text)
 
 
@@ -259,18 +272,32 @@ def _system(fields: dict[str, Any]) -> str:
 
 
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the list of tools, which the record may store as JSON; None: no tools."""
-    if fields.get("tools"):
-        name = "tools"
-    elif fields.get("functions"):
-        name = "functions"
-    else:
+    """Return the list of tools; None: no tools.
+
+    Raises:
+        UserError: if a field is not a list of tools, or both fields are given and describe different functions.
+    """
+    given = list[list[dict[str, Any]]]()
+    for name in TOOLS:
+        tools = _read_tools(name, fields[name]) if fields.get(name) else []
+        if tools:  # the JSON of a list may be empty
+            given.append(tools)
+    if not given:
         return None
-    tools = decoded(fields[name], f"the field {name!r}")
+
+    descriptions = [[tool.get("function", tool) for tool in tools] for tools in given]
+    if descriptions[0] != descriptions[-1]:
+        raise UserError(f"the fields {' and '.join(map(repr, TOOLS))} describe different functions: remove one")
+    return given[0]
+
+
+def _read_tools(name: str, tools: Any) -> list[dict[str, Any]]:
+    """Return the list of tools in a field, which may store it as JSON."""
+    tools = parse_field(tools, f"the field {name!r}")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"the field {name!r} must be a list of objects, or its JSON, not {short_repr(tools)}")
     if repeats_key(tools):
         raise UserError(f"the field {name!r} has a key that is given twice: remove one")
-    if name == "functions":  # OpenAI's earlier form of tools
-        tools = [{"type": "function", "function": tool} for tool in tools]
-    return tools or None
+    if name == "functions":
+        return [{"type": "function", "function": tool} for tool in tools]
+    return tools

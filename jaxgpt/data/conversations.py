@@ -12,6 +12,7 @@ import numpy as np
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format, encode_messages
 from jaxgpt.data.chat_files import find_files, no_conversations, read_chats
+from jaxgpt.data.chat_messages import is_known_role
 from jaxgpt.data.chat_records import ChatRecord, Pair
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.continuation import encode_continuation
@@ -194,6 +195,9 @@ def read_conversations(
             skipped.may_be_rejected(where)
         for role in omitted_messages(chat, template):
             skipped.omitted(where, role)
+        for message in chat.messages:
+            if not is_known_role(message["role"]):
+                skipped.unknown_role(where, message["role"])
     return conversations
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.records import parse_record
+from jaxgpt.data.lenient_json import parse_record
 from jaxgpt.errors import UserError, one_line, short_repr
 
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"

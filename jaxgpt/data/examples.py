@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import Files
-from jaxgpt.data.chat_records import UnusableRecord
+from jaxgpt.data.chat_records import reason_of
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.errors import UserError, plural, short_repr
 
@@ -77,8 +77,7 @@ def encoded(
         try:
             examples.append(encode(record))
         except UserError as e:
-            reason = e.reason if isinstance(e, UnusableRecord) else "that cannot be encoded"
-            skipped.add(reason, where, str(e))
+            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
             continue
         for role in omitted(record):
             skipped.omitted(where, role)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgpt.data.chat_messages import function_names
+from jaxgpt.data.chat_calls import function_names
 from jaxgpt.data.chat_records import ChatRecord
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.errors import UserError

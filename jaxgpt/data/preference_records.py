@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import LISTS, comparable, decoded, is_speaker, messages_from_json, read_messages
+from jaxgpt.data.chat_messages import LISTS, begins_with, comparable, messages_from_json, read_messages
 from jaxgpt.data.chat_records import (
     ANSWERED,
     BESIDE,
@@ -19,6 +19,7 @@ from jaxgpt.data.chat_records import (
     read_record,
     without_loss,
 )
+from jaxgpt.data.lenient_json import parse_field
 from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"
@@ -132,7 +133,7 @@ def _check_place(fields: Mapping[str, Any]) -> None:
 def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Parts:
     """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
     name, prompt = _prompt(fields)
-    if isinstance(prompt, list) and is_speaker(prompt[-1:], "assistant"):
+    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
         raise UserError(ANSWERED)
 
     parts = _Parts(name, prompt, chosen, rejected)
@@ -146,7 +147,7 @@ def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Par
         _check_place(fields)
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
     for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
-        if isinstance(answer, list) and (is_speaker(answer, "user") or is_speaker(answer, "system")):
+        if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
             raise UserError(
                 f"the {which} answer begins with a message that the assistant did not write, which is not in the prompt and in "
                 f"both answers: {short_repr(answer[0])}"
@@ -189,7 +190,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
             return name, messages_from_json(fields[name])
     for name in LISTS:
         if name in fields:
-            return "prompt", decoded(fields[name], f"the field {name!r}")
+            return "prompt", parse_field(fields[name], f"the field {name!r}")
     return "prompt", None
 
 
@@ -214,8 +215,8 @@ def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
 
 def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
     """Return the first messages of a conversation; if they do not begin with a request, insert the text `prompt`."""
-    begin = 1 if is_speaker(messages, "system") else 0
-    if not isinstance(prompt, str) or is_speaker(messages[begin:], "user"):
+    begin = 1 if begins_with(messages, "system") else 0
+    if not isinstance(prompt, str) or begins_with(messages[begin:], "user"):
         return [*messages]
     return [*messages[:begin], {"role": "user", "content": prompt}, *messages[begin:]]
 

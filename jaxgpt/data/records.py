@@ -1,14 +1,9 @@
-"""Read records one at a time from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged.
-
-Parsing is lenient: a record may have NaN, huge numbers, unpaired surrogates or a duplicate key in a field that is not used.
-"""
+"""Read records one at a time from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged."""
 
 from __future__ import annotations
 
 import codecs
-import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,11 +19,11 @@ from jaxgpt.data.formats import (
     is_spread,
     unpacked,
 )
+from jaxgpt.data.lenient_json import DECODER, decode, not_json
 from jaxgpt.errors import UserError, one_line, printable
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
-DIGITS = 4000  # maximum digits of an integer; Python's limit is 4,300
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -40,31 +35,6 @@ class Record(NamedTuple):
     error: str = ""  # reason; empty: the record was read
     lost: bool = False  # whether the remainder of the file cannot be read either
     read: int = 0  # bytes of the file read from disk so far
-
-
-class Twice:
-    """The value of a duplicate key of an object: its readers reject this type, and a template cannot print it."""
-
-    def __repr__(self) -> str:
-        return "(a key that is given twice)"
-
-    def __str__(self) -> str:
-        raise ValueError("a key is given twice")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        value |= {name: Twice() for name in value if counts[name] > 1}
-    return value
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < DIGITS else float(digits)
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
 
 
 def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
@@ -82,8 +52,11 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
             suffix = compression(path.name, raw.read(HEAD))
             raw.seek(0)
             file = unpacked(raw, suffix, where)
-            is_table = inner_name(path.name, suffix).endswith(".parquet")
-            for record in _read_rows(file, where, columns) if is_table else _read_json(file, where):
+            if inner_name(path.name, suffix).endswith(".parquet"):
+                records = _read_rows(file, where, columns)
+            else:
+                records = _read_json(file, where)
+            for record in records:
                 yield record._replace(read=raw.tell())
     except MissingPackage:  # not a damaged file, so not skipped
         raise
@@ -123,28 +96,11 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
 
 
 def _parsed(where: str, text: bytes) -> Record:
+    """Return the record for the JSON of an object, or for its error."""
     try:
-        return Record(where, _decode(text))
+        return Record(where, decode(text))
     except (ValueError, RecursionError) as e:
-        return Record(where, error=_not_json(e))
-
-
-def parse_record(text: bytes | str, where: str) -> Any:
-    """Parse JSON leniently; raise a `UserError` that begins with `where` for invalid JSON or UTF-8."""
-    try:
-        return _decode(text)
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{where}: {_not_json(e)}") from None
-
-
-def _decode(text: bytes | str) -> Any:
-    """Parse JSON leniently.
-
-    Raises:
-        ValueError: if the text is not JSON, or not UTF-8.
-        RecursionError: if it is nested too deeply.
-    """
-    return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
+        return Record(where, error=not_json(e))
 
 
 def _read_objects(data: bytes, where: str) -> Iterator[Record]:
@@ -159,7 +115,7 @@ def _read_objects(data: bytes, where: str) -> Iterator[Record]:
             number += 1
             position = _skip(text, end)
     except (ValueError, RecursionError) as e:
-        yield Record(f"{where}, record {number}", error=_not_json(e), lost=True)
+        yield Record(f"{where}, record {number}", error=not_json(e), lost=True)
 
 
 def _skip(text: str, position: int) -> int:
@@ -175,12 +131,14 @@ def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator
         from pyarrow import parquet
     except ImportError:
         raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
+
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
     names = table.schema_arrow.names
     known = [name for name in names if name in columns]
     for name in known:
         if names.count(name) > 1:
             raise UserError(f"{where} has {names.count(name)} columns {name!r}: rename one")
+
     number = 0
     for batch in table.iter_batches(ROWS, columns=known or None):
         for index in range(len(batch)):
@@ -206,17 +164,3 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nulls(each) for each in value]
     return value
-
-
-def repeats_key(value: Any) -> bool:
-    """Return whether an object in a JSON value has a key twice."""
-    if isinstance(value, dict):
-        return any(map(repeats_key, value.values()))
-    if isinstance(value, list):
-        return any(map(repeats_key, value))
-    return isinstance(value, Twice)
-
-
-def _not_json(e: ValueError | RecursionError) -> str:
-    reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
-    return f"not valid JSON ({reason})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError, plural, short_repr
 
 
 @dataclass
@@ -28,10 +28,15 @@ class Skipped:
         self._unused = dict[str, Tally]()  # records, keyed by reason; `first` includes the error
         self._rejected = Tally()  # used conversations that may be rejected answers
         self._omitted = dict[str, Tally]()  # messages that the chat template omits, keyed by role
+        self._unknown_roles = Tally()  # messages of unknown roles, which are not trained on
 
     def omitted(self, where: str, role: str) -> None:
         """Count a message that the chat template omits, in a conversation that is used."""
         self._omitted.setdefault(role, Tally()).add(where)
+
+    def unknown_role(self, where: str, role: str) -> None:
+        """Count a message of an unknown role in a conversation that is used: the message is not trained on."""
+        self._unknown_roles.add(f"{short_repr(role)} in {where}")
 
     def may_be_rejected(self, where: str) -> None:
         """Count a used conversation with a label that may mark a rejected answer."""
@@ -67,5 +72,10 @@ class Skipped:
             text += (
                 f"; warning: the chat template omits {', '.join(counts)} (first: {earliest.first}): write their text into a "
                 f"user's message, or use a different template"
+            )
+        if self._unknown_roles.number:
+            text += (
+                f"; warning: {plural(self._unknown_roles.number, 'message')} of unknown roles are not trained on (first: "
+                f"{self._unknown_roles.first}): rename the role to assistant if the model should write such messages"
             )
         return text

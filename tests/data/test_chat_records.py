@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
-from jaxgpt.data.records import Twice, without_nulls
+from jaxgpt.data.lenient_json import Twice
+from jaxgpt.data.records import without_nulls
 from jaxgpt.errors import UserError
 
 Message = dict[str, Any]
@@ -78,6 +79,8 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a weight of 0": ({"messages": [USER, ANSWER | {"weight": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "train": ({"messages": [USER, ANSWER | {"train": False}]}, [USER, ANSWER | {"weight": 0}]),
     "loss": ({"messages": [USER, ANSWER | {"loss": False}]}, [USER, ANSWER | {"weight": 0}]),
+    "a mask": ({"messages": [USER | {"loss_mask": 0}, ANSWER | {"loss_mask": 1}]}, TALK),
+    "a mask of 0": ({"messages": [USER, ANSWER | {"loss_mask": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "a loss of 0": ({"messages": [USER, ANSWER | {"loss": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "an answer with a loss": ({"messages": [USER | {"loss": False}, ANSWER | {"loss": True}]}, TALK),
     "a measured loss": ({"messages": [USER, ANSWER | {"loss": 0.7}]}, TALK),
@@ -119,6 +122,7 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         {"messages": [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}]},
         [{"role": "developer", "content": "x"}, USER, ANSWER, {"role": "ipython", "content": "1"}],
     ),
+    "roles with spaces": ({"messages": [USER | {"role": " Human"}, ANSWER | {"role": "assistant "}]}, TALK),
     "roles in other cases": (
         {"conversations": [{"from": "System", "value": "Be brief."}, {"from": "Human", "value": "Hi"}, ANSWER]},
         [SYSTEM, *TALK],
@@ -248,7 +252,26 @@ def test_tools(field: str, value: Any, expected: Any, shape: dict[str, Any]) -> 
     assert chat == ChatRecord(TALK, expected)
 
 
+@pytest.mark.parametrize("described", [TOOL, TOOL["function"]])
+def test_equal_tools_and_functions_are_the_same_tools(described: Any) -> None:
+    record = {"messages": TALK, "tools": [described], "functions": [TOOL["function"]]}
+    assert read_record(record) == ChatRecord(TALK, [described])
+
+
+def test_functions_next_to_an_empty_list_of_tools_are_the_tools() -> None:
+    record = {"messages": TALK, "tools": "[]", "functions": [TOOL["function"]]}
+    assert read_record(record) == ChatRecord(TALK, [TOOL])
+
+
 ERRORS: dict[str, tuple[Any, str]] = {
+    "different tools and functions": (
+        {"messages": TALK, "tools": [TOOL], "functions": [{"name": "subtract"}]},
+        "the fields 'tools' and 'functions' describe different functions: remove one",
+    ),
+    "a mask of tokens": (
+        {"messages": [USER, ANSWER | {"loss_mask": [0, 1]}]},
+        "message 2 has the loss_mask .0, 1.: use 1, or 0 for no loss on this message",
+    ),
     "a list": ([1], "a conversation must be an object, not .1.: write"),
     "documents": ({"text": "a", "id": 1}, "no known shape: the fields are .'text', 'id'.; use one of \"messages\""),
     "preferences": ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"a preference pair \(chosen, rejected\) is no"),

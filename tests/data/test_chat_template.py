@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.records import Twice
+from jaxgpt.data.lenient_json import Twice
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
 

@@ -406,6 +406,24 @@ def test_messages_that_the_template_omits_are_reported(tmp_path: Path) -> None:
         assert "warning" not in load(path, tokenizer(complete))[2]
 
 
+def test_messages_of_unknown_roles_are_reported(tmp_path: Path) -> None:
+    """The template accepts any role, but only messages of the assistant are targets."""
+    path = tmp_path / "a.jsonl"
+    user, answer, *_ = TALK
+    known = [{"role": "developer", "content": "Be brief."}, user, answer, {"role": "ipython", "content": "1"}, answer]
+    talks = [known, [user, answer, user, answer | {"role": "gpt4"}], [user, answer, {"role": "Ann", "content": "Hi"}]]
+    path.write_text("\n".join(json.dumps({"messages": talk}) for talk in talks))
+    every = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    source = load(path, tokenizer(every))[2]
+    expected = f"; warning: 2 messages of unknown roles are not trained on (first: 'gpt4' in {path}, line 2): rename"
+    assert expected in source
+    path.write_text(json.dumps({"messages": known}))
+    assert "warning" not in load(path, tokenizer(every))[2]
+
+
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 def test_conversations_with_the_label_false_are_reported(on_error: str, tmp_path: Path) -> None:
     """KTO data in LLaMA-Factory and ms-swift have this form; the label may also describe the conversation."""

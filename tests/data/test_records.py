@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from jaxgpt.data.records import Twice, read_records
+from jaxgpt.data.lenient_json import Twice
+from jaxgpt.data.records import read_records
 from jaxgpt.directories import holds_records
 
 VALUES = [
