@@ -194,18 +194,6 @@ class ChatFormat:
         return Conversation(np.array(ids, np.int32), np.array(is_target, bool))
 
 
-def encode_messages(
-    messages: Sequence[Message], tools: Sequence[Any] | None, tokenizer: Tokenizer, template: ChatTemplate
-) -> list[Conversation]:
-    """Encode a complete conversation for training: `ChatFormat(template, tokenizer).encode(messages, tools)`.
-
-    Raises:
-        UserError: if the messages are malformed or have no assistant message, or cannot be rendered, located or encoded.
-    """
-    form = _format_of(template, tokenizer)  # type: ignore[arg-type]  # a protocol declares no __hash__
-    return form.encode(messages, tools)
-
-
 def chat_format(
     tokenizer: Tokenizer,
     data: DataConfig,
@@ -231,7 +219,7 @@ def chat_format(
         return None
     given = data.template_variables | check_variables(variables or {})
     values = json.dumps(special.variables | given)
-    return _known_format(tokenizer, source, values, date, data.answer_tokens)  # type: ignore[arg-type]  # as above
+    return _known_format(tokenizer, source, values, date, data.answer_tokens)  # type: ignore[arg-type]  # a protocol declares no __hash__
 
 
 def stop_ids(tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
@@ -249,8 +237,3 @@ def _known_format(
     tokenizer: Tokenizer, source: str, values: str, date: str, answer_tokens: tuple[str, ...]
 ) -> ChatFormat:
     return ChatFormat(ChatTemplate(source, json.loads(values), date, answer_tokens), tokenizer)
-
-
-@lru_cache(maxsize=8)
-def _format_of(template: ChatTemplate, tokenizer: Tokenizer) -> ChatFormat:
-    return ChatFormat(template, tokenizer)

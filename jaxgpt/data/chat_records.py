@@ -69,7 +69,7 @@ class RejectedAnswer(UnusableRecord):
     reason = "with a rejected answer"
 
 
-class NoPlace(UnusableRecord):
+class DoesNotFit(UnusableRecord):
     """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
 
     reason = "that do not fit a window"

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format, encode_messages
+from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format
 from jaxgpt.data.chat_files import find_files, no_conversations, read_chats
 from jaxgpt.data.chat_messages import is_known_role
 from jaxgpt.data.chat_records import ChatRecord, Pair
-from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.omitted import omitted_calls, omitted_messages, omitted_tools
@@ -30,20 +29,24 @@ DATE = "2024-07-26"  # date for templates that include it, fixed for determinist
 Sequences = list[Conversation]  # the sequences of a conversation, usually one
 
 
-class Templates(NamedTuple):
-    """The chat templates of a model.
+class Formats(NamedTuple):
+    """The formats of a model's conversations; None: the model has no chat template for them."""
 
-    Attributes:
-        plain: template of conversations without tools; None: the model has no template for them.
-        with_tools: template of conversations with tools.
-    """
+    plain: ChatFormat | None  # conversations without tools
+    with_tools: ChatFormat | None
 
-    plain: ChatTemplate | None
-    with_tools: ChatTemplate | None
+    def of(self, chat: ChatRecord | Pair | str) -> ChatFormat | None:
+        """Return the format of a conversation, or of a prompt that is a text."""
+        has_tools = isinstance(chat, ChatRecord) and chat.tools is not None
+        return self.with_tools if has_tools else self.plain
 
-    def of(self, chat: ChatRecord | Pair) -> ChatTemplate | None:
-        """Return the template of a conversation."""
-        return self.plain if isinstance(chat, Pair) or chat.tools is None else self.with_tools
+
+def formats_of(tokenizer: Tokenizer, data: DataConfig) -> Formats:
+    """Return the formats of a model's conversations, with a fixed date."""
+    return Formats(
+        plain=chat_format(tokenizer, data, date=DATE),
+        with_tools=chat_format(tokenizer, data, date=DATE, with_tools=True),
+    )
 
 
 class Loaded(NamedTuple):
@@ -72,13 +75,13 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
             conversation remains.
     """
     path = Path(config.data.path)
-    forms, templates = templates_of(tokenizer, config.data)
+    formats = formats_of(tokenizer, config.data)
 
     # Read and encode.
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
-    read_train = read_conversations(files.train, tokenizer, templates, skipped, progress)
-    read_val = read_conversations(files.val, tokenizer, templates, skipped, progress)
+    read_train = read_conversations(files.train, tokenizer, formats, skipped, progress)
+    read_val = read_conversations(files.val, tokenizer, formats, skipped, progress)
     if not read_train:
         raise no_conversations(path, skipped)
 
@@ -90,30 +93,26 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
         raise _no_targets(config, [*read_train, *read_val])
     dropped = len(read_train) + len(read_val) - len(train) - len(val)
 
-    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, _key)
-    packed = pack_conversations(itertools.chain(*train), config.window)
-    packed_val = pack_conversations(itertools.chain(*held_out), config.window)
-    notes = [_described([*train, *held_out], path), f"windows {packed.fill(config.window):.1%} full"]
-    notes += notes_on_templates(forms)
+    # Split and pack.
+    split = hold_out(train, val, files, config.data.train_fraction, _key)
+    packed = pack_conversations(itertools.chain(*split.train), config.window)
+    packed_val = pack_conversations(itertools.chain(*split.val), config.window)
+
+    notes = [_described([*split.train, *split.val], path), f"windows {packed.fill(config.window):.1%} full"]
+    notes += notes_on_templates(formats)
     truncated = truncated_train + truncated_val
     if truncated:
         notes.append(f"{truncated:,} truncated to {size:,} tokens")
     if dropped:
         notes.append(f"{dropped:,} skipped without assistant tokens among the first {size:,}")
-    notes += notes_on_split(files, copies, len(held_out), "conversations")
+    notes += notes_on_split(files, split, "conversations")
     return Loaded(packed, packed_val, "; ".join(notes) + str(skipped), files.fingerprint)
-
-
-def templates_of(tokenizer: Tokenizer, data: DataConfig) -> tuple[list[ChatFormat | None], Templates]:
-    """Return the formats of conversations without and with tools (None: no template), and their templates."""
-    forms = [chat_format(tokenizer, data, date=DATE, with_tools=with_tools) for with_tools in (False, True)]
-    return forms, Templates(*(form.template if form else None for form in forms))
 
 
 def _no_targets(config: Config, conversations: Iterable[Sequences]) -> UserError:
     """Return the error for conversations without targets in the windows, or without any target."""
     path = config.data.path
-    if not any(each.is_target[1:].any() for each in itertools.chain(*conversations)):
+    if not any(sequence.is_target[1:].any() for sequence in itertools.chain(*conversations)):
         return UserError(
             f"{path} has no target: all answers have the weight 0, or all records are empty; add an answer to train on"
         )
@@ -161,7 +160,7 @@ def _described(conversations: Sequence[Sequences], path: Path) -> str:
 
 def _key(sequences: Sequences) -> tuple[bytes, ...]:
     """Return a key that is equal for equal conversations."""
-    return tuple(each.ids.tobytes() for each in sequences)
+    return tuple(sequence.ids.tobytes() for sequence in sequences)
 
 
 def pack_conversations(conversations: Iterable[Conversation], block_size: int) -> Packed:
@@ -169,31 +168,31 @@ def pack_conversations(conversations: Iterable[Conversation], block_size: int) -
     empty = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
     conversations = [*conversations]
     ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
-    sizes = np.array([len(each.ids) for each in conversations], np.int64)
+    sizes = np.array([len(conversation.ids) for conversation in conversations], np.int64)
     return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
 
 
 def read_conversations(
     files: Sequence[Path],
     tokenizer: Tokenizer,
-    templates: Templates,
+    formats: Formats,
     skipped: Skipped,
     progress: Progress = NO_PROGRESS,
 ) -> list[Sequences]:
-    """Read and encode the conversations of files."""
+    """Read and encode the conversations of files; `skipped` receives the others, and messages that are not trained on."""
     conversations = list[Sequences]()
     for where, chat in read_chats(files, skipped, progress):
+        form = formats.of(chat)
         try:
-            conversations.append(encode_conversation(chat, tokenizer, templates.of(chat)))
+            conversations.append(encode_conversation(chat, tokenizer, form))
         except UserError as e:
             skipped.add("that cannot be encoded", where, str(e))
             continue
-        template = templates.of(chat)
-        if isinstance(chat, Pair) or template is None:
+        if isinstance(chat, Pair) or form is None:
             continue
         if chat.may_be_rejected:
             skipped.may_be_rejected(where)
-        for role in omitted_messages(chat, template):
+        for role in omitted_messages(chat, form.template):
             skipped.omitted(where, role)
         for message in chat.messages:
             if not is_known_role(message["role"]):
@@ -201,24 +200,29 @@ def read_conversations(
     return conversations
 
 
-def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, template: ChatTemplate | None) -> Sequences:
+def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: ChatFormat | None) -> Sequences:
     """Encode a conversation.
 
-    With a template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
+    With a chat template, a prompt and its completion become a user and an assistant message. Without a template, the ids are
     the tokenizer's beginning-of-text ids (if any), the prompt, the completion and the end-of-text id (if any).
+
+    Args:
+        chat: conversation.
+        tokenizer: tokenizer of the model.
+        form: format of the model's conversations, with the same tokenizer; None: the model has no chat template.
 
     Raises:
         UserError: if messages have no template or no assistant message to train on, or the template or tokenizer rejects them
             or omits tools or calls.
     """
     if isinstance(chat, Pair):
-        if template is None:
+        if form is None:
             return [_encode_pair(chat.prompt, chat.completion, tokenizer)]
         chat = chat.chat
-    if template is None:
+    if form is None:
         raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion (strings)")
-    sequences = encode_messages(chat.messages, chat.tools, tokenizer, template)
-    omitted = omitted_tools(chat, template) | omitted_calls(chat, template)
+    sequences = form.encode(chat.messages, chat.tools)
+    omitted = omitted_tools(chat, form.template) | omitted_calls(chat, form.template)
     if omitted:
         raise UserError(
             f"the chat template does not render the function {short_repr(min(omitted))} of the tools or calls: use a template "

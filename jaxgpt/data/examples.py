@@ -1,31 +1,28 @@
-"""Splits of separate examples, such as preference pairs or prompts, and notes about them."""
+"""Separate examples, such as preference pairs or prompts: read them as a split, hold some out, and describe the result."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import Files
-from jaxgpt.data.chat_records import reason_of
-from jaxgpt.data.skipped import Skipped
-from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.errors import plural, short_repr
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 MIN_HELD_OUT = 20  # minimum number of validation examples for comparing runs
 
 
 class ExampleSplit(ABC):
-    """A split of examples; the start of a row is the index of its example."""
+    """A split of examples, with the interface of `tokens.Split`; the start of a row is the index of its example."""
 
-    has_documents = True
-    indexed = True
+    has_documents = True  # rows have document ids
+    indexed = True  # starts are indices of examples, not of ids
 
     @abstractmethod
     def count(self) -> int:
@@ -61,32 +58,15 @@ class ExampleSplit(ABC):
         return range(self.count())
 
 
-def encoded(
-    records: Iterable[tuple[str, T]], skipped: Skipped, encode: Callable[[T], U], omitted: Callable[[T], list[str]]
-) -> list[U]:
-    """Encode records; report the place of each record that cannot be encoded.
+class HeldOut(NamedTuple, Generic[T]):
+    """Examples by split."""
 
-    Args:
-        records: places and records.
-        skipped: receives a record if `encode` raises `UserError`, and messages that the chat template omits.
-        encode: function of a record.
-        omitted: function that returns the roles of the messages of a record that the template omits.
-    """
-    examples = []
-    for where, record in records:
-        try:
-            examples.append(encode(record))
-        except UserError as e:
-            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
-            continue
-        for role in omitted(record):
-            skipped.omitted(where, role)
-    return examples
+    train: list[T]
+    val: list[T]  # none of them is also a training example
+    copies: int  # number of validation examples that were omitted, because they are also training examples
 
 
-def hold_out(
-    train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]
-) -> tuple[list[T], list[T], int]:
+def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]) -> HeldOut[T]:
     """Hold out the last examples, unless there are files for validation.
 
     Args:
@@ -94,10 +74,7 @@ def hold_out(
         val: examples of the validation files.
         files: files of the examples, by split.
         fraction: leading fraction of the examples to train on (`data.train_fraction`).
-        key: function whose result is equal for equal examples.
-
-    Returns:
-        Training examples, validation examples that are not among them, and the number of omitted copies.
+        key: function that returns an equal value for equal examples.
     """
     if not files.val:
         n = max(int(fraction * len(train)), 1)
@@ -105,7 +82,7 @@ def hold_out(
         train = train[:n]
     seen = {key(example) for example in train}
     held_out = [example for example in val if key(example) not in seen]
-    return train, held_out, len(val) - len(held_out)
+    return HeldOut(train, held_out, copies=len(val) - len(held_out))
 
 
 def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
@@ -119,21 +96,21 @@ def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
     return notes
 
 
-def notes_on_split(files: Files, copies: int, held_out: int, what: str, measure: str = "loss") -> list[str]:
+def notes_on_split(files: Files, examples: HeldOut[Any], what: str, measure: str = "loss") -> list[str]:
     """Return notes about unused files and held-out examples.
 
     Args:
         files: files of the examples, by split.
-        copies: number of validation examples that are also among the training examples.
-        held_out: number of validation examples.
+        examples: the examples by split.
         what: the examples, in the plural.
         measure: name of the number for comparing runs.
     """
     notes = []
     if files.unused:
         notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
-    if copies:
-        notes.append(f"{copies:,} not held out, because they are also among the training {what}")
+    if examples.copies:
+        notes.append(f"{examples.copies:,} not held out, because they are also among the training {what}")
+    held_out = len(examples.val)
     if 0 < held_out < MIN_HELD_OUT:
         notes.append(
             f"{held_out} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their {measure}"

@@ -15,9 +15,9 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import Conversation
 from jaxgpt.data.chat_files import find_files, has_usable, read_files
-from jaxgpt.data.chat_records import ChatRecord, NoPlace, Pair
-from jaxgpt.data.conversations import Templates, encode_conversation, templates_of
-from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.chat_records import ChatRecord, DoesNotFit, Pair, reason_of
+from jaxgpt.data.conversations import Formats, encode_conversation, formats_of
+from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split, notes_on_templates
 from jaxgpt.data.omitted import omitted_messages
 from jaxgpt.data.preference_records import (
     EXAMPLE,
@@ -112,50 +112,61 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
             `data.on_error` is skip), or no pair remains.
     """
     path = Path(config.data.path)
-    forms, templates = templates_of(tokenizer, config.data)
+    formats = formats_of(tokenizer, config.data)
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
-
-    def encode(record: PreferenceRecord) -> Preference:
-        """Encode a pair; raise `UserError` if it cannot be compared within a window."""
-        pair = encode_preference(record, tokenizer, templates)
-        check_fits(pair, config)
-        return pair
-
-    def omitted(record: PreferenceRecord) -> list[str]:
-        """Return the roles of messages that the template omits; both answers have the same prompt."""
-        template = templates.of(record.chosen)
-        if isinstance(record.chosen, Pair) or template is None:
-            return []
-        return omitted_messages(record.chosen, template)
-
-    def read(paths: Sequence[Path]) -> list[Preference]:
-        return encoded(read_files(paths, skipped, read_preference, FIELDS, progress), skipped, encode, omitted)
-
-    train = read(files.train)
-    val = read(files.val)
+    train = read_preferences(files.train, config, tokenizer, formats, skipped, progress)
+    val = read_preferences(files.val, config, tokenizer, formats, skipped, progress)
     if not train:
         raise no_preferences(path, skipped)
-    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, key_of)
-    notes = [_described([*train, *held_out], path, config)]
-    notes += notes_on_templates(forms)
-    notes += notes_on_split(files, copies, len(held_out), "pairs")
+
+    split = hold_out(train, val, files, config.data.train_fraction, key_of)
+    notes = [_described([*split.train, *split.val], path, config)]
+    notes += notes_on_templates(formats)
+    notes += notes_on_split(files, split, "pairs")
     return LoadedPreferences(
-        Preferences(train), Preferences(held_out), "; ".join(notes) + str(skipped), files.fingerprint
+        Preferences(split.train), Preferences(split.val), "; ".join(notes) + str(skipped), files.fingerprint
     )
 
 
-def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, templates: Templates) -> Preference:
+def read_preferences(
+    files: Sequence[Path],
+    config: Config,
+    tokenizer: Tokenizer,
+    formats: Formats,
+    skipped: Skipped,
+    progress: Progress = NO_PROGRESS,
+) -> list[Preference]:
+    """Read and encode the pairs of files; `skipped` receives the others, and messages that the chat template omits."""
+    pairs = []
+    for where, record in read_files(files, skipped, read_preference, FIELDS, progress):
+        try:
+            pair = encode_preference(record, tokenizer, formats)
+            check_fits(pair, config)
+        except UserError as e:
+            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
+            continue
+        pairs.append(pair)
+
+        # Both answers have the same prompt.
+        form = formats.of(record.chosen)
+        if isinstance(record.chosen, ChatRecord) and form is not None:
+            for role in omitted_messages(record.chosen, form.template):
+                skipped.omitted(where, role)
+    return pairs
+
+
+def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, formats: Formats) -> Preference:
     """Encode a pair; raise `UserError` if an answer cannot be encoded as the end of one sequence, or the ids are equal."""
-    chosen, rejected = (_encode(chat, tokenizer, templates) for chat in record)
+    chosen, rejected = (_encode(chat, tokenizer, formats) for chat in record)
     if np.array_equal(chosen.ids, rejected.ids):
         raise EqualAnswers("the chosen and the rejected answer have equal ids: change one, or remove the record")
     return Preference(chosen, rejected)
 
 
-def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, templates: Templates) -> Conversation:
+def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, formats: Formats) -> Conversation:
     """Encode one text of a pair; raise `UserError` unless it is a single sequence with a prompt and targets."""
-    sequences = encode_conversation(chat, tokenizer, templates.of(chat))
+    sequences = encode_conversation(chat, tokenizer, formats.of(chat))
     with_targets = [each for each in sequences if each.is_target.any()]
     if not with_targets:
         raise UserError("all messages of an answer have the weight 0, so nothing is compared: set a weight to 1")
@@ -179,9 +190,11 @@ def check_fits(pair: Preference, config: Config) -> None:
     fix = "raise --data.window" if config.window < config.model.block_size else "shorten the texts"
     prompt = max(len(prompt_ids(text)) for text in pair)
     if prompt >= size:
-        raise NoPlace(f"the prompt of {prompt:,} tokens leaves no room for an answer in {config.window_setting}: {fix}")
+        raise DoesNotFit(
+            f"the prompt of {prompt:,} tokens leaves no room for an answer in {config.window_setting}: {fix}"
+        )
     if np.array_equal(pair.chosen.ids[:size], pair.rejected.ids[:size]):
-        raise NoPlace(f"the answers are equal within the first {size:,} tokens ({config.window_setting}): {fix}")
+        raise DoesNotFit(f"the answers are equal within the first {size:,} tokens ({config.window_setting}): {fix}")
 
 
 def prompt_ids(text: Conversation) -> np.ndarray:

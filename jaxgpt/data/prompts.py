@@ -12,11 +12,12 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.chat_encoding import ChatFormat, stop_ids
 from jaxgpt.data.chat_files import find_files, read_files
-from jaxgpt.data.chat_records import ChatRecord, NoPlace, UnusableRecord
-from jaxgpt.data.conversations import templates_of
-from jaxgpt.data.examples import ExampleSplit, encoded, hold_out, notes_on_split
+from jaxgpt.data.chat_messages import plain_message
+from jaxgpt.data.chat_records import ChatRecord, DoesNotFit, UnusableRecord, reason_of
+from jaxgpt.data.conversations import Formats, formats_of
+from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split
 from jaxgpt.data.omitted import omitted_messages
-from jaxgpt.data.prompt_records import ALL, PromptRecord, fields_for_reward, no_prompts, read_prompt
+from jaxgpt.data.prompt_records import ALL, fields_for_reward, no_prompts, read_prompt
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
@@ -86,57 +87,71 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
             lacks the expected answer of a built-in reward (unless `data.on_error` is skip), or no prompt remains.
     """
     path = Path(config.data.path)
-    forms, _ = templates_of(tokenizer, config.data)
+    formats = formats_of(tokenizer, config.data)
     files = find_files(path)
     skipped = Skipped(config.data.on_error)
-
-    def encode(record: PromptRecord) -> Prompt:
-        """Encode a prompt; raise `UserError` if it leaves no room for an answer, or lacks a field of a built-in reward."""
-        check_answer(record.record, config)
-        ids = encode_prompt_record(record, tokenizer, forms)
-        check_place(ids, config)
-        return Prompt(ids, record.prompt, record.record)
-
-    def omitted(record: PromptRecord) -> list[str]:
-        """Return the roles of messages that the template omits."""
-        form = form_of(record, forms)
-        if isinstance(record.chat, str) or form is None:
-            return []
-        return omitted_messages(record.chat, form.template)
-
-    def read(paths: Sequence[Path]) -> list[Prompt]:
-        return encoded(read_files(paths, skipped, read_prompt, ALL, progress), skipped, encode, omitted)
-
-    train = read(files.train)
-    val = read(files.val)
+    train = read_prompts(files.train, config, tokenizer, formats, skipped, progress)
+    val = read_prompts(files.val, config, tokenizer, formats, skipped, progress)
     if not train:
         raise no_prompts(path, skipped)
-    train, held_out, copies = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
 
-    notes = _notes_on_prompts([*train, *held_out], path, forms)
+    split = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
+    notes = _notes_on_prompts([*split.train, *split.val], path, formats)
     if not stop_ids(tokenizer, config.data):
-        notes.append(without_end(config))
-    notes += notes_on_split(files, copies, len(held_out), "prompts", "reward")
-    return LoadedPrompts(PromptSplit(train), PromptSplit(held_out), "; ".join(notes) + str(skipped), files.fingerprint)
+        check_without_end(config)
+        notes.append(note_without_end(config))
+    notes += notes_on_split(files, split, "prompts", "reward")
+    return LoadedPrompts(
+        PromptSplit(split.train), PromptSplit(split.val), "; ".join(notes) + str(skipped), files.fingerprint
+    )
 
 
-def _notes_on_prompts(prompts: Sequence[Prompt], path: Path, forms: Sequence[ChatFormat | None]) -> list[str]:
+def read_prompts(
+    files: Sequence[Path],
+    config: Config,
+    tokenizer: Tokenizer,
+    formats: Formats,
+    skipped: Skipped,
+    progress: Progress = NO_PROGRESS,
+) -> list[Prompt]:
+    """Read and encode the prompts of files; `skipped` receives the others, and messages that the chat template omits."""
+    prompts = []
+    for where, record in read_files(files, skipped, read_prompt, ALL, progress):
+        form = formats.of(record.chat)
+        try:
+            check_expected_answer(record.record, config)
+            ids = encode_prompt(record.chat, tokenizer, form)
+            check_fits(ids, config)
+        except UserError as e:
+            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
+            continue
+        prompts.append(Prompt(ids, record.prompt, record.record))
+
+        if isinstance(record.chat, ChatRecord) and form is not None:
+            for role in omitted_messages(record.chat, form.template):
+                skipped.omitted(where, role)
+    return prompts
+
+
+def _notes_on_prompts(prompts: Sequence[Prompt], path: Path, formats: Formats) -> list[str]:
     """Describe prompts: their number and lengths, warnings of their formats, and fields that only the reward sees."""
     lengths = [len(prompt.ids) for prompt in prompts]
     notes = [
         f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"
     ]
-    for form in dict.fromkeys(filter(None, forms)):
+    for form in dict.fromkeys(filter(None, formats)):
         if form.warning:
             notes.append(f"warning: {form.warning}")
-    left = fields_for_reward(prompt.record for prompt in prompts)
-    if left:
-        notes.append(f"only the reward sees {', '.join(left)}: write them into the prompt if the model needs them")
+    only_for_reward = fields_for_reward(prompt.record for prompt in prompts)
+    if only_for_reward:
+        notes.append(
+            f"only the reward sees {', '.join(only_for_reward)}: write them into the prompt if the model needs them"
+        )
     return notes
 
 
-def without_end(config: Config) -> str:
-    """Return a note for a tokenizer without a token that ends an answer; raise `UserError` if a setting needs an end."""
+def check_without_end(config: Config) -> None:
+    """Raise `UserError` if a setting needs a token that ends an answer, which the tokenizer lacks."""
     post = config.post
     if post.mask_truncated or post.overlong_tokens:
         name = "mask_truncated" if post.mask_truncated else "overlong_tokens"
@@ -144,42 +159,42 @@ def without_end(config: Config) -> str:
             f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with "
             f"this token"
         )
-    other = "a reward that reads only the beginning, or " if post.has_rewards else ""
+
+
+def note_without_end(config: Config) -> str:
+    """Return a note for a tokenizer without a token that ends an answer."""
+    other = "a reward that reads only the beginning, or " if config.post.has_rewards else ""
     return (
-        f"no token ends an answer, so all answers have {post.max_new_tokens} tokens (--post.max-new-tokens): use {other}"
+        f"no token ends an answer, so all answers have {config.post.max_new_tokens} tokens (--post.max-new-tokens): use {other}"
         "a model with an end-of-text token"
     )
 
 
-def form_of(record: PromptRecord, forms: Sequence[ChatFormat | None]) -> ChatFormat | None:
-    """Return the format for a prompt, with or without tools; None: no template."""
-    plain, with_tools = forms
-    has_tools = isinstance(record.chat, ChatRecord) and record.chat.tools is not None
-    return with_tools if has_tools else plain
-
-
-def encode_prompt_record(record: PromptRecord, tokenizer: Tokenizer, forms: Sequence[ChatFormat | None]) -> list[int]:
+def encode_prompt(chat: ChatRecord | str, tokenizer: Tokenizer, form: ChatFormat | None) -> list[int]:
     """Return the ids that chat sends for a prompt; without a chat template, the ids of a text, as in `jaxgpt sample`.
+
+    Args:
+        chat: messages before an answer, or a text.
+        tokenizer: tokenizer of the model.
+        form: format of the model's conversations, with the same tokenizer; None: the model has no chat template.
 
     Raises:
         UserError: if messages have no template, the template or tokenizer rejects the prompt, or the prompt has no ids.
     """
-    chat = record.chat
-    form = form_of(record, forms)
-    if form is None and isinstance(chat, str):
-        ids = tokenizer.after_bos(tokenizer.encode(chat).tolist())
-    elif form is None:
-        raise UserError("messages need a chat template, which the model lacks: use a prompt (a string)")
-    elif isinstance(chat, str):
-        ids = form.prompt_ids([{"role": "user", "content": chat}])
-    else:
+    if isinstance(chat, ChatRecord):
+        if form is None:
+            raise UserError("messages need a chat template, which the model lacks: use a prompt (a string)")
         ids = form.prompt_ids(chat.messages, chat.tools)
+    elif form is None:
+        ids = tokenizer.after_bos(tokenizer.encode(chat).tolist())
+    else:
+        ids = form.prompt_ids([plain_message("user", chat)])
     if not ids:
         raise UserError("the prompt has no tokens: write a longer one")
     return ids
 
 
-def check_answer(record: Mapping[str, Any], config: Config) -> None:
+def check_expected_answer(record: Mapping[str, Any], config: Config) -> None:
     """Raise `UserError` if a record lacks the expected answer that a built-in reward of the run reads."""
     for name, field in config.post.answer_fields.items():
         if field not in record:
@@ -190,12 +205,12 @@ def check_answer(record: Mapping[str, Any], config: Config) -> None:
             )
 
 
-def check_place(ids: Sequence[int], config: Config) -> None:
+def check_fits(ids: Sequence[int], config: Config) -> None:
     """Raise `UserError` if a window has no room for a prompt and an answer of `post.max_new_tokens`."""
     needed = len(ids) + config.post.max_new_tokens
     fix = "raise --data.window, " if config.window < config.model.block_size else ""
     if needed > config.window + 1:
-        raise NoPlace(
+        raise DoesNotFit(
             f"the prompt of {len(ids):,} tokens and {config.post.max_new_tokens:,} new tokens exceed {config.window_setting}: "
             f"{fix}lower --post.max-new-tokens, or shorten the prompt"
         )

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
+from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.chat_records import read_record
 from jaxgpt.data.chat_template import ChatTemplate
@@ -59,7 +60,8 @@ def tokenizer(template: str | None, kind: str = "bytes") -> SubwordTokenizer:
 
 def encode(value: Any, own: Tokenizer) -> Conversation:
     source = own.special.chat_template
-    [found] = encode_conversation(read_record(value), own, ChatTemplate(source, VARIABLES) if source else None)
+    form = ChatFormat(ChatTemplate(source, VARIABLES), own) if source else None
+    [found] = encode_conversation(read_record(value), own, form)
     return found
 
 

@@ -16,7 +16,7 @@ from test_chat import talker
 from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.data import Preferences, open_data
 from jaxgpt.data.chat_encoding import ChatFormat, chat_format
-from jaxgpt.data.conversations import DATE, encode_conversation, templates_of
+from jaxgpt.data.conversations import DATE, encode_conversation, formats_of
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preference, encode_preference, prompt_ids
 from jaxgpt.data.source_settings import check_sources
@@ -43,8 +43,7 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def encoded(record: Any, tokenizer: Tokenizer = TOKENIZER) -> Preference:
-    _, templates = templates_of(tokenizer, CONFIG.data)
-    return encode_preference(read_preference(record), tokenizer, templates)
+    return encode_preference(read_preference(record), tokenizer, formats_of(tokenizer, CONFIG.data))
 
 
 def same(a: Preference, b: Preference) -> bool:
@@ -86,8 +85,7 @@ def test_a_text_is_the_conversation_of_fine_tuning() -> None:
     prompt = [user("Hi"), assistant("Hello"), user("Bye")]
     pair = encoded({"prompt": prompt, "chosen": [assistant("Bye!")], "rejected": [assistant("No")]})
     talk = read_preference({"prompt": prompt, "chosen": [assistant("Bye!")], "rejected": [assistant("No")]}).chosen
-    _, templates = templates_of(TOKENIZER, CONFIG.data)
-    [conversation] = encode_conversation(talk, TOKENIZER, templates.plain)
+    [conversation] = encode_conversation(talk, TOKENIZER, form_of(TOKENIZER))
     assert pair.chosen.ids.tolist() == conversation.ids.tolist()
     assert TOKENIZER.decode(pair.chosen.ids[pair.chosen.is_target]) == "Bye!<|im_end|>"
 

@@ -40,8 +40,9 @@ from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.read_weights import check_weights
+from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.conversations import Templates, read_conversations
+from jaxgpt.data.conversations import Formats, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.token_files import open_tokens
@@ -227,7 +228,8 @@ def conversations(rng: Random) -> None:
     path = Path("chats.jsonl")
     path.write_bytes(data)
     bytes_and_names, template = chat()
-    found = read_conversations([path], bytes_and_names, Templates(template, template), Skipped("fail"))
+    form = ChatFormat(template, bytes_and_names)
+    found = read_conversations([path], bytes_and_names, Formats(form, form), Skipped("fail"))
     lines = [line for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
     if not lines or lines[0].strip()[:1] == b"[" or lines[0].strip() == b"{":
         return  # empty, or read as a whole instead of line by line

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_records import ChatRecord, read_record
+from jaxgpt.data.chat_encoding import ChatFormat, Conversation
+from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
@@ -268,6 +268,10 @@ def tokenizer() -> SubwordTokenizer:
     return SubwordTokenizer(library)
 
 
+def encode(chat: ChatRecord | Pair, own: SubwordTokenizer, template: ChatTemplate) -> list[Conversation]:
+    return encode_conversation(chat, own, ChatFormat(template, own))
+
+
 def theirs(template: str, messages: Any, tools: Any, **options: Any) -> Any:
     library = HFTokenizer.from_str(tokenizer().to_json())
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **NAMES)
@@ -298,7 +302,7 @@ def test_the_text_equals_transformers(name: str, record: str) -> None:
 def test_ids_equal_transformers_and_calls_are_targets(name: str) -> None:
     own = tokenizer()
     chat = read_record(RECORDS["arguments as JSON"])
-    [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(TEMPLATES[name], NAMES))
+    [(ids, is_target)] = encode(chat, own, ChatTemplate(TEMPLATES[name], NAMES))
     expected = theirs(TEMPLATES[name], conversation(ARGUMENTS), TOOLS, tokenize=True, return_dict=True)
     assert ids.tolist() == expected["input_ids"][: len(ids)]
     assert own.decode(ids[is_target]).count('"name": "weather"') == 1, "the call, not the description of the tool"
@@ -313,7 +317,7 @@ def test_templates_that_need_arguments_as_text() -> None:
     expected = theirs(DEEPSEEK, conversation(text), None, tokenize=False)
     for arguments in (ARGUMENTS, text):
         chat = read_record({"messages": conversation(arguments)})
-        [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(DEEPSEEK, NAMES))
+        [(ids, is_target)] = encode(chat, own, ChatTemplate(DEEPSEEK, NAMES))
         assert own.decode(ids) == expected
         assert text in own.decode(ids[is_target])
 
@@ -353,7 +357,7 @@ def test_arguments_have_the_form_that_the_template_reads_in_training_and_chat(ca
     own = tokenizer()
     made = ChatTemplate(template, NAMES)
     expected = theirs(template, conversation(read), None, tokenize=True, return_dict=True)["input_ids"]
-    [(ids, is_target)] = encode_conversation(read_record({"messages": conversation(given)}), own, made)
+    [(ids, is_target)] = encode(read_record({"messages": conversation(given)}), own, made)
     assert ids.tolist() == expected[: len(ids)]
     assert "city" in own.decode(ids[is_target])
     asked = conversation(given)[:-1]
@@ -365,9 +369,7 @@ def test_names_in_arguments_are_text_in_either_form() -> None:
     own = tokenizer()
     for template in (DIRECT, JSON):
         for given in ({"x": "<|im_end|>[1]"}, '{"x": "<|im_end|>[1]"}', '{"x": "\\u003c|im_end|>[1]"}'):
-            [(ids, _)] = encode_conversation(
-                read_record({"messages": conversation(given)}), own, ChatTemplate(template)
-            )
+            [(ids, _)] = encode(read_record({"messages": conversation(given)}), own, ChatTemplate(template))
             assert ids.tolist().count(own.library.token_to_id("<|im_end|>")) == 7
 
 
@@ -391,7 +393,7 @@ def test_templates_without_tools_are_refused(record: str) -> None:
     with pytest.raises(
         UserError, match="the chat template does not render the function 'weather' of the tools or calls"
     ):
-        encode_conversation(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
+        encode(read_record(RECORDS[record]), tokenizer(), ChatTemplate(template, NAMES))
 
 
 ONLY_TOOLS = "{%- set calls = false %}{%- if tools %}{{- tools | tojson + '\\n' }}{%- endif %}" + CHATML
@@ -413,14 +415,14 @@ IN_QUESTION = [{"role": "user", "content": "How is the weather?"}, *conversation
 )
 def test_a_template_that_omits_tools_or_calls_is_refused_even_if_their_name_occurs(template: str, record: Any) -> None:
     with pytest.raises(UserError, match="the chat template does not render the function 'weather'"):
-        encode_conversation(read_record(record), tokenizer(), ChatTemplate(template))
+        encode(read_record(record), tokenizer(), ChatTemplate(template))
 
 
 def test_tools_that_a_system_message_describes_need_no_rendering() -> None:
     own = tokenizer()
     system = {"role": "system", "content": f"You can call {json.dumps(TOOLS)}"}
     chat = read_record({"messages": [system, *conversation(ARGUMENTS)[1:]], "tools": TOOLS})
-    [(ids, is_target)] = encode_conversation(chat, own, ChatTemplate(ONLY_CALLS))
+    [(ids, is_target)] = encode(chat, own, ChatTemplate(ONLY_CALLS))
     assert own.decode(ids).count("Get the weather.") == 1
     assert own.decode(ids[is_target]).startswith('{"name": "weather", "arguments": {"city": "Köln')
 
@@ -428,5 +430,5 @@ def test_tools_that_a_system_message_describes_need_no_rendering() -> None:
 def test_a_description_without_a_name_is_left_to_the_template() -> None:
     template = "{%- set calls = false %}{{- (tools or []) | length }}" + CHATML
     chat = read_record({"messages": [IN_QUESTION[0], IN_QUESTION[-1]], "tools": [{"function": "names"}, {"name": 1}]})
-    [(ids, _)] = encode_conversation(chat, tokenizer(), ChatTemplate(template))
+    [(ids, _)] = encode(chat, tokenizer(), ChatTemplate(template))
     assert tokenizer().decode(ids).startswith("2<|im_start|>user")

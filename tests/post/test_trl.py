@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Library
 from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.convert.llama import LLAMA
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
-from jaxgpt.data.conversations import Templates
+from jaxgpt.data.conversations import Formats
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preferences, encode_preference
 from jaxgpt.data.prompts import Prompt
@@ -95,7 +95,7 @@ def pairs() -> Preferences:
     tokenizer = SubwordTokenizer(library)
     tokenizer.special = SpecialTokens({"eos_token_id": 1}, {})
     records = [read_preference(record) for record in RECORDED["records"]]
-    return Preferences([encode_preference(record, tokenizer, Templates(None, None)) for record in records])
+    return Preferences([encode_preference(record, tokenizer, Formats(None, None)) for record in records])
 
 
 def check(
