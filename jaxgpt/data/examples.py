@@ -29,8 +29,8 @@ class ExampleSplit(ABC):
         """Return the number of examples."""
 
     @abstractmethod
-    def texts(self) -> Iterable[Any]:
-        """Return the ids of all texts, in order."""
+    def texts(self) -> Iterable[np.ndarray | list[int]]:
+        """Return the ids of each text of each example, in order."""
 
     @abstractmethod
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
@@ -58,7 +58,7 @@ class ExampleSplit(ABC):
         return range(self.count())
 
 
-class HeldOut(NamedTuple, Generic[T]):
+class Splits(NamedTuple, Generic[T]):
     """Examples by split."""
 
     train: list[T]
@@ -66,7 +66,7 @@ class HeldOut(NamedTuple, Generic[T]):
     copies: int  # number of validation examples that were omitted, because they are also training examples
 
 
-def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]) -> HeldOut[T]:
+def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]) -> Splits[T]:
     """Hold out the last examples, unless there are files for validation.
 
     Args:
@@ -82,7 +82,7 @@ def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: C
         train = train[:n]
     seen = {key(example) for example in train}
     held_out = [example for example in val if key(example) not in seen]
-    return HeldOut(train, held_out, copies=len(val) - len(held_out))
+    return Splits(train, held_out, copies=len(val) - len(held_out))
 
 
 def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
@@ -96,7 +96,7 @@ def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
     return notes
 
 
-def notes_on_split(files: Files, examples: HeldOut[Any], what: str, measure: str = "loss") -> list[str]:
+def notes_on_split(files: Files, examples: Splits[Any], what: str, measure: str = "loss") -> list[str]:
     """Return notes about unused files and held-out examples.
 
     Args:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import LISTS, begins_with, comparable, messages_from_json, read_messages
+from jaxgpt.data.chat_messages import (
+    LISTS,
+    begins_with,
+    comparable,
+    messages_from_json,
+    plain_message,
+    read_messages,
+)
 from jaxgpt.data.chat_records import (
     ANSWERED,
     BESIDE,
@@ -50,6 +57,19 @@ class PreferenceRecord(NamedTuple):
     rejected: ChatRecord | Pair
 
 
+# A prompt or an answer: a text, or a list of messages as in the record.
+TextOrMessages = str | list[Any]
+
+
+class _Parts(NamedTuple):
+    """A prompt and two answers that do not repeat it."""
+
+    field: str  # name of the prompt's field, a key of `PROMPTS`
+    prompt: TextOrMessages | None  # None: not found
+    chosen: TextOrMessages
+    rejected: TextOrMessages
+
+
 def is_preference(record: Any) -> bool:
     """Return whether a record has two answers, of any shape."""
     return isinstance(record, dict) and {CHOSEN, REJECTED} <= record.keys()
@@ -74,113 +94,61 @@ def read_preference(record: Any) -> PreferenceRecord:
             f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
         )
 
-    parts = _split_prompt(fields, *_answers(fields))
-    for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
-        if not answer or _is_blank(answer):
-            raise EmptyAnswer(f"the {which} answer is empty: write an answer, or remove the record")
-    if parts.chosen == parts.rejected:
-        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
+    parts = _split_prompt(fields)
+    _check_answers(parts)
 
+    # Each answer and the prompt are a conversation.
     others = {key: fields[key] for key in WITH_PROMPT if key in fields}
     answered = PROMPTS[parts.field]
     chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})
     rejected = read_record({parts.field: parts.prompt, answered: parts.rejected, **others})
     return PreferenceRecord(
-        _without_earlier_targets(chosen, parts.chosen), _without_earlier_targets(rejected, parts.rejected)
+        chosen=_without_earlier_targets(chosen, parts.chosen),
+        rejected=_without_earlier_targets(rejected, parts.rejected),
     )
 
 
-def _without_earlier_targets(record: ChatRecord | Pair, answer: Any) -> ChatRecord | Pair:
-    """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`."""
-    if isinstance(record, Pair):
-        return record
-    n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
-    prompt = [without_loss(message) for message in record.messages[:-n]]
-    return record._replace(messages=[*prompt, *record.messages[-n:]])
+def _split_prompt(fields: Mapping[str, Any]) -> _Parts:
+    """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
+    chosen, rejected = _answers(fields)
+    field, prompt = _prompt(fields)
+    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
+        raise UserError(ANSWERED)
+
+    parts = _Parts(field, prompt, chosen, rejected)
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        parts = _split_messages(field, prompt, chosen, rejected)
+    elif isinstance(chosen, str) and isinstance(rejected, str) and prompt is None:
+        _check_without_prompt(fields)
+        parts = _split_texts(chosen, rejected)
+    if parts.prompt is None:
+        _check_without_prompt(fields)
+        raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
+    return parts
 
 
-def _answers(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+def _answers(fields: Mapping[str, Any]) -> tuple[TextOrMessages, TextOrMessages]:
     """Return the chosen and the rejected answer: two texts, or two lists of messages."""
-    chosen = _messages_or_text(fields[CHOSEN], CHOSEN)
-    rejected = _messages_or_text(fields[REJECTED], REJECTED)
-    both = [messages_from_json(chosen), messages_from_json(rejected)]
-    if not any(isinstance(answer, str) for answer in both):
-        return both[0], both[1]
+    chosen = _text_or_messages(fields[CHOSEN], CHOSEN)
+    rejected = _text_or_messages(fields[REJECTED], REJECTED)
+
+    # Lists of messages may be stored as JSON text. If only one answer looks like JSON, it is a text.
+    parsed_chosen = messages_from_json(chosen)
+    parsed_rejected = messages_from_json(rejected)
+    if isinstance(parsed_chosen, list) and isinstance(parsed_rejected, list):
+        return parsed_chosen, parsed_rejected
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
     return chosen, rejected
 
 
-class _Parts(NamedTuple):
-    """A prompt and two answers that do not repeat it."""
-
-    field: str  # name of the prompt's field, a key of `PROMPTS`
-    prompt: Any  # a text, or a list of messages
-    chosen: Any
-    rejected: Any
-
-
-def _check_place(fields: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a record without a prompt has fields of a prompt: its answers are not complete texts."""
-    for name in WITH_PROMPT:
-        if fields.get(name):
-            raise UserError(
-                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
-                f"'prompt'"
-            )
-
-
-def _split_prompt(fields: Mapping[str, Any], chosen: Any, rejected: Any) -> _Parts:
-    """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
-    name, prompt = _prompt(fields)
-    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
-        raise UserError(ANSWERED)
-
-    parts = _Parts(name, prompt, chosen, rejected)
-    if not isinstance(chosen, str):
-        parts = _split_messages(parts)
-    elif prompt is None:
-        _check_place(fields)
-        parts = _Parts("prompt", *_split_texts(chosen, rejected))
-
-    if parts.prompt is None:
-        _check_place(fields)
-        raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-    for answer, which in ((parts.chosen, CHOSEN), (parts.rejected, REJECTED)):
-        if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
-            raise UserError(
-                f"the {which} answer begins with a message that the assistant did not write, which is not in the prompt and in "
-                f"both answers: {short_repr(answer[0])}"
-            )
-    return parts
-
-
-def _split_messages(parts: _Parts) -> _Parts:
-    """Remove the common first messages of two answers; they are the prompt, or repeat the end of a given list of messages."""
-    messages = [comparable(each) for each in parts.chosen]
-    shared = _shared(messages, [comparable(each) for each in parts.rejected])
-    if isinstance(parts.prompt, list):
-        shared = _repeated([comparable(each) for each in parts.prompt], messages[:shared])
-    elif shared:
-        parts = parts._replace(field="prompt", prompt=_with_request(parts.chosen[:shared], parts.prompt))
-    return parts._replace(chosen=parts.chosen[shared:], rejected=parts.rejected[shared:])
-
-
-def _messages_or_text(answer: Any, which: str) -> Any:
-    """Return an answer as a text or a list of messages; a single message becomes a list."""
+def _text_or_messages(answer: Any, name: str) -> TextOrMessages:
+    """Return the answer of a field as a text or a list of messages; a single message becomes a list."""
     if isinstance(answer, dict):
-        answer = [answer]
+        return [answer]
     if not isinstance(answer, str | list):
-        raise UserError(f"the {which} answer must be a text or a list of messages, not {short_repr(answer)}")
+        raise UserError(f"the {name} answer must be a text or a list of messages, not {short_repr(answer)}")
     return answer
-
-
-def _is_blank(answer: Any) -> bool:
-    """Return whether an answer is a single message without text or calls."""
-    match answer:
-        case [{**message}]:
-            return not any(message.get(name) for name in ("content", "value", "tool_calls", "function_call"))
-    return False
 
 
 def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
@@ -194,8 +162,30 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
     return "prompt", None
 
 
-def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
-    """Split two texts at their first difference, or before a space that precedes it; None: no prompt.
+def _check_without_prompt(fields: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a record without a prompt has fields of a prompt: its answers are not complete texts."""
+    for name in WITH_PROMPT:
+        if fields.get(name):
+            raise UserError(
+                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
+                f"'prompt'"
+            )
+
+
+def _split_messages(field: str, prompt: Any, chosen: list[Any], rejected: list[Any]) -> _Parts:
+    """Remove the common first messages of two answers; they are the prompt, or repeat the end of a given list of messages."""
+    messages = [comparable(message) for message in chosen]
+    shared = _shared(messages, [comparable(message) for message in rejected])
+    if isinstance(prompt, list):
+        shared = _repeated([comparable(message) for message in prompt], messages[:shared])
+    elif shared:
+        field = "prompt"
+        prompt = _with_request(chosen[:shared], prompt)
+    return _Parts(field, prompt, chosen[shared:], rejected[shared:])
+
+
+def _split_texts(chosen: str, rejected: str) -> _Parts:
+    """Split two texts at their first difference, or before a space that precedes it.
 
     If one text begins with the other, the shorter answer is its last character, as in TRL.
     """
@@ -204,13 +194,15 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str | None, str, str]:
         n -= 1
     if n > 0 and chosen[n - 1] == " ":
         n -= 1
-    return chosen[:n] or None, chosen[n:], rejected[n:]
+    return _Parts("prompt", chosen[:n] or None, chosen[n:], rejected[n:])
 
 
 def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
-    """Return how many of the first messages of an answer repeat the end of the prompt, such as its last request."""
-    lengths = range(min(len(prompt), len(messages)), 0, -1)
-    return next((n for n in lengths if prompt[-n:] == messages[:n]), 0)
+    """Return the number of first messages of an answer that repeat the end of the prompt, such as its last request."""
+    for n in range(min(len(prompt), len(messages)), 0, -1):
+        if prompt[-n:] == messages[:n]:
+            return n
+    return 0
 
 
 def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
@@ -218,7 +210,7 @@ def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
     begin = 1 if begins_with(messages, "system") else 0
     if not isinstance(prompt, str) or begins_with(messages[begin:], "user"):
         return [*messages]
-    return [*messages[:begin], {"role": "user", "content": prompt}, *messages[begin:]]
+    return [*messages[:begin], plain_message("user", prompt), *messages[begin:]]
 
 
 def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -227,3 +219,36 @@ def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
         if x != y:
             return n
     return min(len(a), len(b))
+
+
+def _check_answers(parts: _Parts) -> None:
+    """Raise `UserError` if an answer begins with a message of a different speaker or is empty, or both answers are equal."""
+    answers = {CHOSEN: parts.chosen, REJECTED: parts.rejected}
+    for name, answer in answers.items():
+        if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
+            raise UserError(
+                f"the {name} answer begins with a message that the assistant did not write, which is not in the prompt and in "
+                f"both answers: {short_repr(answer[0])}"
+            )
+    for name, answer in answers.items():
+        if not answer or _is_blank(answer):
+            raise EmptyAnswer(f"the {name} answer is empty: write an answer, or remove the record")
+    if parts.chosen == parts.rejected:
+        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
+
+
+def _is_blank(answer: TextOrMessages) -> bool:
+    """Return whether an answer is a single message without text or calls."""
+    match answer:
+        case [{**message}]:
+            return not any(message.get(name) for name in ("content", "value", "tool_calls", "function_call"))
+    return False
+
+
+def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages) -> ChatRecord | Pair:
+    """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`."""
+    if isinstance(record, Pair):
+        return record
+    n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
+    prompt = [without_loss(message) for message in record.messages[:-n]]
+    return record._replace(messages=[*prompt, *record.messages[-n:]])

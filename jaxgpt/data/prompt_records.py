@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_files import has_usable
-from jaxgpt.data.chat_messages import LISTS, messages_from_json
+from jaxgpt.data.chat_messages import LISTS, messages_from_json, plain_message
 from jaxgpt.data.chat_records import (
     ADDED,
     ANSWERED,
@@ -60,18 +60,16 @@ def read_prompt(record: Any) -> PromptRecord:
 
     prompt = messages_from_json(fields[name])
     others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
+    messages: Any = prompt
     if isinstance(prompt, str) and name not in LISTS:  # not a list stored as JSON text
         if not prompt:
             raise UserError(f"the prompt is empty: write {EXAMPLE}")
         text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
-        request = {"role": "user", "content": text}
-        earlier = [*history_messages(fields)]
-        check_media(fields, [*earlier, request])
-        if not others and not earlier:
+        messages = [*history_messages(fields), plain_message("user", text)]
+        check_media(fields, messages)
+        if len(messages) == 1 and not others:
             return PromptRecord(prompt, text, fields)
-        messages: Any = [*earlier, request]
-    else:
-        messages = prompt
+
     chat = read_record({"messages": messages, **others})
     assert not isinstance(chat, Pair)
     check_media(fields, chat.messages)
@@ -82,7 +80,10 @@ def read_prompt(record: Any) -> PromptRecord:
 
 def _field(fields: Mapping[str, Any]) -> str:
     """Return the name of the field with the prompt; "": no such field."""
-    return next((name for name in FIELDS if fields.get(name) is not None), "")
+    for name in FIELDS:
+        if fields.get(name) is not None:
+            return name
+    return ""
 
 
 def _added(name: str) -> tuple[str, ...]:
@@ -92,12 +93,12 @@ def _added(name: str) -> tuple[str, ...]:
 
 def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the fields that often belong to a prompt, such as `context`, but are left to the reward."""
-    found = set[str]()
+    for_reward = set[str]()
     for record in records:
-        beside = {name for name in BESIDE if record.get(name)}
         field = _field(record)
-        found |= beside - {field, *_added(field)}
-    return sorted(found)
+        in_prompt = {field, *_added(field)}
+        for_reward |= {name for name in BESIDE if record.get(name) and name not in in_prompt}
+    return sorted(for_reward)
 
 
 def check_prompts(path: Path, on_error: str = "fail") -> None:
