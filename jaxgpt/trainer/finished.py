@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import find_damage
+from jaxgpt.checkpoint.info import Info, find_damage
 from jaxgpt.checkpoint.retention import prune
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, TrainConfig
@@ -31,7 +31,7 @@ def why_finished(run: Run, config: Config) -> str:
         return ""
     if step >= train.steps:
         reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
-    elif out_of_patience(last.about["best"], step, train):
+    elif out_of_patience(evaluations_since_best(last), train):
         early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
         reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     else:
@@ -51,9 +51,19 @@ def prune_finished(run: Run, note: Callable[[str], None]) -> None:
             note(not_deleted)
 
 
-def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
-    """Return whether the last `train.patience` evaluations up to step `evaluated` did not improve `best`."""
-    if not train.patience:
-        return False
-    _, best_step = best
-    return evaluated - best_step >= train.patience * train.eval_every
+def evaluations_since_best(info: Info) -> int:
+    """Return the number of evaluations after the best evaluation, until a checkpoint."""
+    if "since_best" in info.about:
+        return int(info.about["since_best"])
+    if "best" not in info.about:
+        return 0
+    # Older versions did not record the number: count the multiples of `train.eval_every` after the best step.
+    _, best_step = info.about["best"]
+    every = info.config().train.eval_every
+    evaluated = info.step if info.val_loss is not None else info.step - 1
+    return int(evaluated // every - best_step // every)
+
+
+def out_of_patience(since_best: int, train: TrainConfig) -> bool:
+    """Return whether `train.patience` or more evaluations have followed the best evaluation."""
+    return 0 < train.patience <= since_best

@@ -24,7 +24,7 @@ from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.trainer.events import Tolerant
 from jaxgpt.trainer.failures import Diverged
-from jaxgpt.trainer.finished import out_of_patience
+from jaxgpt.trainer.finished import evaluations_since_best, out_of_patience
 from jaxgpt.trainer.metrics import Ended
 from jaxgpt.trainer.record import LAG, Recorder
 
@@ -44,6 +44,7 @@ class Checkpoints:
     Attributes:
         evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
         best: lowest ranking of the first evaluator and its step; infinite before the first evaluation.
+        since_best: number of evaluations after the best evaluation.
     """
 
     def __init__(self, record: Recorder, saver: Saver, data: Data, last: Info | None, about: Mapping[str, Any]) -> None:
@@ -60,17 +61,25 @@ class Checkpoints:
         first = record.first
         self.evaluated = first.step if first.val_loss is not None else 0
         self.best = (math.inf, first.step)
+        self.since_best = 0
         has_same_data = first.about.get("data", data.fingerprint) == data.fingerprint
         has_same_ranking = first.ranking in (None, about["given"].get("evaluators", ""))
         if has_same_data and has_same_ranking:
             self.best = tuple(first.about.get("best", self.best))
+            self.since_best = evaluations_since_best(first)
 
     def evaluation(self, state: Any, ranking: float) -> None:
         """Save a state after its evaluation; the checkpoint with the lowest ranking is the best."""
         step = self.record.done
         self.evaluated = step
+        lowest, _ = self.best
+        if math.isfinite(ranking) and ranking < lowest:
+            self.best = (ranking, step)
+            self.since_best = 0
+        else:
+            self.since_best += 1
+
         if math.isfinite(ranking):
-            self.best = min(self.best, (ranking, step))
             self.save(state, ranking)
             return
         self.record.listener.note(
@@ -87,7 +96,8 @@ class Checkpoints:
         record.read()
         step = record.done
         best = {"best": self.best} if math.isfinite(self.best[0]) else {}
-        info = Info(step, val_loss, record.tokens(step), temporary, self.about | best)
+        about = self.about | best | {"since_best": self.since_best}
+        info = Info(step, val_loss, record.tokens(step), temporary, about)
         if self._saved != step:
             self._check_run()
             record.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
@@ -193,7 +203,7 @@ class Checkpoints:
 
     def out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""
-        return out_of_patience(self.best, self.evaluated, self.record.config.train)
+        return out_of_patience(self.since_best, self.record.config.train)
 
     def is_stopped(self) -> bool:
         """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""

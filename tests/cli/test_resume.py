@@ -187,6 +187,20 @@ def test_a_run_stopped_by_patience_is_finished() -> None:
     assert "stopped early at 6/20: run is finished" in resume("run", "--train.steps", "20").err
 
 
+def test_patience_counts_the_evaluations_of_a_run_not_its_steps(run: Path) -> None:
+    """One evaluation has followed the best at step 2; the interval may change on resume."""
+    last = run / "checkpoints/4"
+    info = read_info(last)
+    config = Run(run).config()
+    recorded = {**info.about, "best": [info.val_loss, 2], "since_best": 1}
+    older = {name: value for name, value in recorded.items() if name != "since_best"}
+    for about in (recorded, older):
+        seal(last, replace(info, about=about))
+        for patience, is_finished in ((1, True), (2, False)):
+            train = replace(config.train, steps=20, eval_every=1, patience=patience)
+            assert bool(why_finished(Run(run), replace(config, train=train))) == is_finished
+
+
 def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
     """A run killed during its last evaluation is at the last step, but unfinished."""
     straight = comparable(run)

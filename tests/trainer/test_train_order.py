@@ -344,6 +344,19 @@ def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatc
         assert (outcome.step, outcome.stopped) == (end, False)
 
 
+def test_patience_counts_evaluations_if_a_resume_changes_their_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two evaluations have followed the best at step 3. The next two, one or seven steps apart, end the run."""
+    was = replace(CONFIG.train, steps=25, eval_every=3)
+    about = {"config": asdict(replace(CONFIG, train=was)), "best": [1.0, 3]}
+    recorded = about | {"since_best": 2}
+    for every, end in ((1, 11), (7, 21)):
+        for facts in (about, recorded):
+            last = Info(9, 1.0, 9 * CONFIG.train.batch_size * CONFIG.window, about=facts)
+            case = Case(replace(was, eval_every=every, patience=4), last)
+            outcome = simulate(case, monkeypatch)
+            assert (outcome.step, outcome.stopped) == (end, False)
+
+
 def test_calls_end_at_evaluations_and_checkpoints() -> None:
     settings = replace(CONFIG.train, steps=20, eval_every=10, checkpoint_every=4, steps_per_call=8)
     assert [(c.start, c.stop) for c in plan_calls(None, 20, settings)] == [
