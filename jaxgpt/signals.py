@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import NoReturn
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
@@ -45,25 +46,32 @@ class Stop:
             self.repeated = True
 
 
-def _no_advice() -> str:
-    return ""
+@dataclass
+class _Process:
+    """State of this process, shared by its signal handlers and the thread of `exit_on_second_signal`.
+
+    Attributes:
+        advice: returns the advice for an early exit, see `set_advice`.
+        stop: request of the innermost `stop_on_signal`.
+        is_watching: whether the thread of `exit_on_second_signal` receives all signals.
+    """
+
+    advice: Callable[[], str]
+    stop: Stop | None = None
+    is_watching: bool = False
 
 
-# The state of the process.
-_advice: Callable[[], str] = _no_advice
-_stop: Stop | None = None  # request of the innermost `stop_on_signal`
-_is_watching = False  # whether the thread of `exit_on_second_signal` receives all signals
+_process = _Process(advice=str)  # `str()` is "": no advice
 
 
 def set_advice(advice: Callable[[], str]) -> None:
     """Set the function that returns advice for an early exit: the kept checkpoint and the resume command."""
-    global _advice
-    _advice = advice
+    _process.advice = advice
 
 
 def advice() -> str:
     """Return the advice for a process that ends early; "" before `set_advice`."""
-    return _advice()
+    return _process.advice()
 
 
 @contextmanager
@@ -74,68 +82,40 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
     Signal handlers can be set only in the main thread; in other threads, the handlers stay unchanged.
     """
-    global _stop
     stop = Stop()
-
-    def handle(number: int, frame: object) -> None:
-        # The thread of `exit_on_second_signal`, if it runs, has counted the signal, perhaps long before this handler runs.
-        if stop.arrived is None or not _is_watching:
-            stop.count()
-        if stop.requested:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        stop.requested = True
-        with suppress(OSError, AttributeError, ValueError):  # closed standard error
-            line = f"\n{notice}" if sys.stderr.isatty() else notice  # newline after ^C or the progress line
-            os.write(sys.stderr.fileno(), line.encode())  # reentrant, unlike print
-
     previous = {}
     if threading.current_thread() is threading.main_thread():
         for number in signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                previous[number] = signal.signal(number, handle)
-    outer = _stop
-    _stop = stop
+                previous[number] = signal.signal(number, partial(_request_stop, stop, notice))
+    outer = _process.stop
+    _process.stop = stop
     try:
         yield stop
     finally:
-        _stop = outer
+        _process.stop = outer
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
+def _request_stop(stop: Stop, notice: str, number: int, frame: object) -> None:
+    """Handle a signal: request a stop and write `notice`; raise KeyboardInterrupt for a SIGINT after the request."""
+    # The thread of `exit_on_second_signal`, if it runs, has counted the signal, perhaps long before this handler runs.
+    if stop.arrived is None or not _process.is_watching:
+        stop.count()
+    if stop.requested:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        return
+    stop.requested = True
+    with suppress(OSError, AttributeError, ValueError):  # closed standard error
+        line = f"\n{notice}" if sys.stderr.isatty() else notice  # newline after ^C or the progress line
+        os.write(sys.stderr.fileno(), line.encode())  # reentrant, unlike print
+
+
 def is_stop_requested() -> bool:
     """Return whether a signal has requested a stop in the innermost `stop_on_signal`."""
-    return _stop is not None and _stop.requested
-
-
-class TimeLimitReached(BaseException):
-    """The end of the time of `call_within`; not an Exception, so that the called function does not handle it."""
-
-
-def call_within(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function; raise `TimeLimitReached` if it takes longer than `seconds`. Only in the main thread, with SIGALRM.
-
-    Unlike waiting for a thread, an alarm also ends a regular expression, which holds the interpreter's lock. After the limit,
-    the alarm repeats every second, in case a bare `except` in the function has caught the exception.
-    """
-    is_running = True
-
-    def expire(number: int, frame: object) -> None:
-        if is_running:
-            raise TimeLimitReached
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-        try:
-            return function()
-        finally:
-            is_running = False
-    finally:  # even if an alarm arrives between the end of the function and the previous line
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
+    return _process.stop is not None and _process.stop.requested
 
 
 def exit_on_second_signal() -> None:
@@ -144,33 +124,35 @@ def exit_on_second_signal() -> None:
     Python runs no signal handlers while XLA compiles. Ending the process at any time is safe: a write is atomic, or the next
     command drops its incomplete part.
     """
-    global _is_watching
-    _is_watching = True
+    _process.is_watching = True
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required by signal.set_wakeup_fd
     signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=[receiver], daemon=True).start()
 
-    def watch() -> None:
-        last = -TWICE
-        while True:
-            number = receiver.recv(1)
-            if not number:  # the socket is closed
-                return
-            if _stop is not None and number[0] in SIGNALS:
-                _stop.count()
-            if number[0] == signal.SIGINT:
-                if time.monotonic() - last < TWICE:
-                    text = advice()
-                    exit_now(f"interrupted: {text}" if text else "interrupted", INTERRUPTED)
-                last = time.monotonic()
 
-    threading.Thread(target=watch, daemon=True).start()
+def _watch(receiver: socket.socket) -> None:
+    """Count the signals that arrive at a socket, one byte for each, and end the process on the second Ctrl-C."""
+    pressed = -TWICE  # monotonic time of the last Ctrl-C
+    while True:
+        received = receiver.recv(1)
+        if not received:  # the socket is closed
+            return
+        [number] = received
+        if _process.stop is not None and number in SIGNALS:
+            _process.stop.count()
+        if number != signal.SIGINT:
+            continue
+        now = time.monotonic()
+        if now - pressed < TWICE:
+            text = advice()
+            exit_now(f"interrupted: {text}" if text else "interrupted", INTERRUPTED)
+        pressed = now
 
 
 def keep_on_second_signal() -> None:
     """Undo `exit_on_second_signal`, in a process that forwards its signals and waits for other processes."""
-    global _is_watching
-    _is_watching = False
+    _process.is_watching = False
     signal.set_wakeup_fd(-1)
 
 

@@ -9,12 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 import uvloop
 
-from jaxgpt.signals import SIGNALS, Stop, TimeLimitReached, call_within, stop_on_signal
+from jaxgpt.signals import SIGNALS, Stop, stop_on_signal
 
 # An entry point that prints a line and then runs native code for half an hour, which lets other threads run.
 ENTRY = """
@@ -119,19 +118,3 @@ def test_two_presses_end_native_code(before: str) -> None:
         assert process.returncode == 130
     finally:
         process.kill()
-
-
-def test_a_limit_that_ends_with_its_function_leaves_no_alarm() -> None:
-    """An alarm may arrive between the end of the function and the reset of the timer."""
-    end = 0.0
-
-    def busy() -> None:
-        while time.perf_counter() < end:
-            pass
-
-    for turn in range(4000):
-        end = time.perf_counter() + 4e-5 + 5e-9 * turn
-        with suppress(TimeLimitReached):
-            call_within(5e-5, busy)
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-        assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

@@ -53,7 +53,7 @@ class Room:
 
 @pytest.fixture(autouse=True)
 def advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_advice", lambda: "the checkpoint of step 4 is kept; resume with: X")
+    monkeypatch.setattr(signals._process, "advice", lambda: "the checkpoint of step 4 is kept; resume with: X")
 
 
 def test_a_silent_process_is_named_in_one_line_by_all_others() -> None:

@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(signals, "_advice", lambda: "the checkpoint of step 4 is kept")
+    monkeypatch.setattr(signals._process, "advice", lambda: "the checkpoint of step 4 is kept")
     return Scene()
 
 
