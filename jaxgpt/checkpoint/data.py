@@ -15,7 +15,7 @@ from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
-from jaxgpt.data.opened import joint_fingerprint, mixed
+from jaxgpt.data.opened import Recorded, joint_fingerprint, mixed
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -41,15 +41,15 @@ class RunData(NamedTuple):
 
 def about_data(data: Data) -> dict[str, object]:
     """Return the entries of a checkpoint that identify the data of its run."""
-    sources = list(data.fingerprints) or [data.fingerprint]
+    sources = list(data.recorded.sources) or [data.fingerprint]
     parts = data.parts or (data,)
     return {
         "data": data.fingerprint,
         "sources": sources,
         "data_tokens": _tokens(data),
-        "boundaries": {part.fingerprint: part.boundary for part in parts},
+        "boundaries": {part.fingerprint: part.recorded.boundary for part in parts},
         "held_out": data.held_out,
-        "files": {part.fingerprint: dict(part.files) for part in parts},
+        "files": {part.fingerprint: dict(part.recorded.files) for part in parts},
     }
 
 
@@ -129,7 +129,7 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
     fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
     fingerprints |= current
     of_sources = tuple(fingerprints[each.path] for each in config.data.sources)
-    mixture = replace(mixed(config.data, parts), fingerprints=of_sources)
+    mixture = replace(mixed(config.data, parts), recorded=Recorded(sources=of_sources))
     return RunData(config, mixture, "")
 
 
@@ -226,7 +226,8 @@ def _has_other_split(info: Info, data: Data) -> bool:
     Checkpoints of 0.1.0 have no boundaries.
     """
     boundaries: dict[str, int | None] = info.about.get("boundaries", {})
-    return boundaries.get(data.fingerprint, data.boundary) != data.boundary
+    boundary = data.recorded.boundary
+    return boundaries.get(data.fingerprint, boundary) != boundary
 
 
 def _sizes(info: Info, data: Data) -> str:
@@ -247,7 +248,7 @@ def _file_changes(info: Info, recorded: str, data: Data) -> str:
         data: the directory now.
     """
     old: dict[str, str] = info.about.get("files", {}).get(recorded, {})
-    new = data.files
+    new = data.recorded.files
     if not old or not new:
         return ""
     changes = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -16,23 +15,21 @@ from jaxgpt.data.bos import describe, text_bos
 from jaxgpt.data.chat_files import find_files
 from jaxgpt.data.conversations import Loaded, load_conversations
 from jaxgpt.data.cuts import cut
-from jaxgpt.data.opened import Data, mixed
+from jaxgpt.data.opened import Data, Recorded, mixed
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.preferences import LoadedPreferences, load_preferences
 from jaxgpt.data.prompts import LoadedPrompts, load_prompts
 from jaxgpt.data.run_tokenizer import run_tokenizer
 from jaxgpt.data.shards import prepared_bos
-from jaxgpt.data.source_settings import Kind, kind_of, located, remaining_sources
-from jaxgpt.data.sources import sampled_digest
+from jaxgpt.data.source_settings import Kind, check_spellings, kind_of, located, remaining_sources
+from jaxgpt.data.sources import file_digests
 from jaxgpt.data.text import NO_TEXT, Text, read_text
 from jaxgpt.data.token_files import has_validation_files, open_splits, token_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokens import Split, Tokens
-from jaxgpt.errors import UserError, printable
-from jaxgpt.mix import path_of, split_phases
+from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 
-FILES = 100  # maximum number of files whose digests a checkpoint records, to name changed files
 Records = Loaded | LoadedPreferences | LoadedPrompts
 # The reader of each kind of records.
 RECORDS: dict[Kind, Callable[[Config, Tokenizer, Progress], Records]] = {
@@ -76,6 +73,7 @@ def open_data(
     held_out = len(opened.val) > 0
     val = opened.val if held_out else opened.train  # without held-out data, the training data are evaluated
     _check_evaluated(val, config.window, opened.source)
+    digests = file_digests(Path(data.path), opened.files) if data.path else {}
     return Data(
         train=opened.train,
         val=val,
@@ -85,9 +83,8 @@ def open_data(
         fingerprint=opened.fingerprint,
         name=name,
         text=opened.text,
-        boundary=opened.boundary,
-        files=_digests(Path(data.path), opened.files) if data.path else {},
         bos_ids=opened.bos_ids,
+        recorded=Recorded(boundary=opened.boundary, files=digests),
     )
 
 
@@ -102,13 +99,13 @@ def _check_evaluated(val: Split, window: int, source: str) -> None:
 
 
 class _Opened(NamedTuple):
-    """A source of one kind; fields as in `Data`, except `files`."""
+    """A source of one kind, as read; fields as in `Data` and `Recorded`, except `val` and `files`."""
 
     train: Split
     val: Split  # empty: nothing is held out
     source: str
     fingerprint: str
-    files: Sequence[Path]  # the files of a directory
+    files: Sequence[Path]
     boundary: int | None = None
     text: Text | None = None
     bos_ids: tuple[int, ...] = ()
@@ -218,31 +215,8 @@ def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, .
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
     """Open the sources of the mixtures that have not ended after a number of training tokens."""
-    _check_spellings(config.data.mix)
+    check_spellings(config.data.mix)
     parts = {}
     for each in remaining_sources(config.data, tokens):
         parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
     return mixed(config.data, parts)
-
-
-def _check_spellings(words: Sequence[str]) -> None:
-    """Raise `UserError` if two paths, such as `a` and `./a`, are the same source: the source would have two positions."""
-    spelled: dict[str, str] = {}
-    for phase in split_phases(words):
-        for path in map(path_of, phase.words):
-            other = spelled.setdefault(os.path.realpath(path), path)
-            if other != path:
-                raise UserError(f"data.mix lists the same data twice, as {other} and {path}: write the path in one way")
-
-
-def _digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return a digest of each file of a directory, keyed by relative path; {} for a single file, or above `FILES` files.
-
-    Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
-    """
-    if not directory.is_dir() or len(files) > FILES:
-        return {}
-    digests = {}
-    for file in files:
-        digests[printable(str(file.relative_to(directory)))] = sampled_digest(file)[:16]
-    return digests

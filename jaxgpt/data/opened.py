@@ -19,26 +19,44 @@ from jaxgpt.errors import UserError
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """Facts that checkpoints record next to the fingerprint of the data, to explain changes when a run is resumed.
+
+    Attributes:
+        sources: fingerprints of the sources of a mixture: of `Data.parts`; if a run is resumed, of all sources in its
+            settings. Empty: no mixture.
+        boundary: number of training ids (token files) or of training files (records), if the names of the files determine
+            the splits; otherwise None.
+        files: digest of each file of a directory, keyed by relative path (`sources.file_digests`).
+    """
+
+    sources: tuple[str, ...] = ()
+    boundary: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Data:
-    """Training and validation data."""
+    """Training and validation data: a source, or a mixture of sources."""
 
     train: Split
     val: Split  # validation split; same as `train` if nothing is held out
     held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, conversations, ids (`Tokens.fingerprint`) or val_parts' fingerprints
+    fingerprint: str  # SHA-256 of the text, records, ids (`Tokens.fingerprint`) or val_parts' fingerprints
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
-    parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
-    val_parts: tuple[Data, ...] = ()  # data of the sources of the last mixture
-    # Fingerprints of the sources of a mixture: of `parts`; if a run is resumed, of all sources in its settings.
-    fingerprints: tuple[str, ...] = ()
-    text: Text | None = None  # text before tokenization; None for token files, conversations and mixtures
-    # If names of files determine the splits: number of training ids (token files) or of training files (conversations).
-    boundary: int | None = None
-    # Digest of each file of a directory with up to `FILES` files, to name changed files.
-    files: Mapping[str, str] = field(default_factory=dict)
+    text: Text | None = None  # text before tokenization; None for token files, records and mixtures
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
+    parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
+    recorded: Recorded = field(default_factory=Recorded)
+
+    @property
+    def val_parts(self) -> tuple[Data, ...]:
+        """The data of the sources of the last mixture; () if the data is a single source."""
+        if not isinstance(self.train, Mixture):
+            return ()
+        return tuple(part for part, weight in zip(self.parts, self.train.weights, strict=True) if weight)
 
     @property
     def is_conversations(self) -> bool:
@@ -52,13 +70,13 @@ class Data:
 
     @property
     def is_prompts(self) -> bool:
-        """Whether the rows are prompts for rollouts."""
+        """Whether the rows are prompts for rollouts, which a mixture cannot have."""
         return isinstance(self.train, PromptSplit)
 
     @property
     def is_examples(self) -> bool:
-        """Whether the rows are separate examples, such as conversations or pairs, instead of parts of texts."""
-        return self.is_conversations or not isinstance(self.train, (Tokens, Packed))
+        """Whether the rows are separate examples, such as conversations or pairs, not parts of texts; false for a mixture."""
+        return self.is_conversations or not isinstance(self.train, (Tokens, Packed, Mixture))
 
     @property
     def characters(self) -> int:
@@ -90,27 +108,33 @@ class Data:
             UserError: if a split of texts has fewer than T + 1 ids, or the training ids lack the end-of-text ids that
                 `data.documents` needs.
         """
-        needed = config.window + 1
         for part in self.parts or (self,):
-            # Length.
-            shortest = min(len(part.train), len(part.val))
-            if shortest < needed and not part.is_examples:
-                kind = "training" if shortest == len(part.train) else "validation"
-                raise UserError(
-                    f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "
-                    f"lower it, change --data.train-fraction, or use a longer text"
-                )
+            if not part.is_examples:
+                part._check_length(config)
+            part._check_ends(config)
 
-            # Ends of documents.
-            ids = part.train.tokens if isinstance(part.train, Packed) else part.train
-            if not isinstance(ids, Tokens) or not ids.end_ids:
-                continue
-            if not any(len(ends) for ends in ids.ends()):
-                raise UserError(
-                    f"data.documents {config.data.documents} needs an end-of-text id after each document, but {part.name} "
-                    f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
-                    f"--data.documents flow"
-                )
+    def _check_length(self, config: Config) -> None:
+        """Raise `UserError` if a split of a source is shorter than a window and its last target."""
+        needed = config.window + 1
+        shortest = min(len(self.train), len(self.val))
+        if shortest < needed:
+            kind = "training" if shortest == len(self.train) else "validation"
+            raise UserError(
+                f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {self.name}: "
+                f"lower it, change --data.train-fraction, or use a longer text"
+            )
+
+    def _check_ends(self, config: Config) -> None:
+        """Raise `UserError` if `data.documents` separates documents, but the training ids of a source have no end."""
+        ids = self.train.tokens if isinstance(self.train, Packed) else self.train
+        if not isinstance(ids, Tokens) or not ids.end_ids:
+            return
+        if not any(len(ends) for ends in ids.ends()):
+            raise UserError(
+                f"data.documents {config.data.documents} needs an end-of-text id after each document, but {self.name} "
+                f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
+                f"--data.documents flow"
+            )
 
 
 def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
@@ -145,10 +169,9 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         tokenizer=val_parts[0].tokenizer,
         source=_description(data, ordered),
         fingerprint=fingerprint,
-        parts=tuple(ordered.values()),
-        val_parts=val_parts,
-        fingerprints=tuple(part.fingerprint for part in ordered.values()),
         bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
+        parts=tuple(ordered.values()),
+        recorded=Recorded(sources=tuple(part.fingerprint for part in ordered.values())),
     )
 
 
@@ -158,7 +181,7 @@ def joint_fingerprint(fingerprints: Sequence[str]) -> str:
 
 
 def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[str, int]:
-    """Key weights by stream instead of path, in the order of `streams`."""
+    """Key weights by stream instead of path, in the order of `streams`, which maps paths to streams."""
     return {stream: weights[path] for path, stream in streams.items() if path in weights}
 
 

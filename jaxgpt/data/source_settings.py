@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,6 +16,7 @@ from jaxgpt.data.token_files import is_token_path
 from jaxgpt.data_files import holds_conversations, place_of
 from jaxgpt.errors import UserError
 from jaxgpt.files import check_kind, missing
+from jaxgpt.mix import path_of, split_phases
 from jaxgpt.post_settings import PostConfig
 
 Kind = Literal["text", "token ids", "conversations", "preference pairs", "prompts"]
@@ -90,6 +93,16 @@ def located(data: DataConfig, directory: str) -> DataConfig:
         raise missing(data.path)
     fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
     raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
+
+
+def check_spellings(words: Sequence[str]) -> None:
+    """Raise `UserError` if words of `data.mix` spell a path in two ways, such as `a` and `./a`: it would be two sources."""
+    spelled: dict[str, str] = {}
+    for phase in split_phases(words):
+        for path in map(path_of, phase.words):
+            other = spelled.setdefault(os.path.realpath(path), path)
+            if other != path:
+                raise UserError(f"data.mix lists the same data twice, as {other} and {path}: write the path in one way")
 
 
 def base_directory(config: Config) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ PACKED_JSON = [f".json{packed}" for packed in PACKED]
 FILES = [f"*{suffix}" for suffix in (*KINDS, *PACKED_JSON, ".parquet")]  # default patterns of a dataset
 SAMPLE = 1 << 16  # bytes of each sample of a file's content
 SAMPLES = 16  # evenly spaced samples of a file's content
+DIGESTS = 100  # maximum number of files whose digests a checkpoint records, to name changed files
 
 
 class Source(NamedTuple):
@@ -114,3 +116,16 @@ def sampled_digest(path: Path) -> str:
             file.seek((size - SAMPLE) * number // (SAMPLES - 1))
             digest.update(file.read(SAMPLE))
     return digest.hexdigest()
+
+
+def file_digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Return a digest of each file of a directory, keyed by relative path; {} for a single file, or above `DIGESTS` files.
+
+    Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
+    """
+    if not directory.is_dir() or len(files) > DIGESTS:
+        return {}
+    digests = {}
+    for file in files:
+        digests[printable(str(file.relative_to(directory)))] = sampled_digest(file)[:16]
+    return digests

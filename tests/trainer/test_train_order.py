@@ -16,6 +16,7 @@ import pytest
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import TrainConfig
+from jaxgpt.data.opened import Recorded
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
@@ -154,10 +155,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         held_out=False,
         tokenizer=CONFIG.model,
         fingerprint="",
-        fingerprints=(),
         parts=(),
-        boundary=0,
-        files={},
+        recorded=Recorded(),
         check=lambda config: None,
         facts=dict,
     )
