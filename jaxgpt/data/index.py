@@ -45,6 +45,34 @@ class TokenizerEntry(TypedDict):
     bos: str
 
 
+class SourceEntry(TypedDict):
+    """A source of documents (`sources.Source`)."""
+
+    name: str
+    files: int  # number of files
+    size: int  # bytes of all files
+    fingerprint: str  # SHA-256 of names, sizes and modification times
+    content: NotRequired[str]  # SHA-256 of names, sizes and samples of the content; missing in an index of jaxgpt 0.1.0
+
+
+class SettingsEntry(TypedDict):
+    """Parameters and sources that a command must repeat to continue: all that affect the written bytes."""
+
+    tokenizer: str
+    vocab_size: int
+    format: str
+    shard_tokens: int
+    val_fraction: float
+    field: str
+    tokenizer_sha256: str
+    sources: list[SourceEntry]
+    # Missing in an index of jaxgpt 0.1.0:
+    separator: NotRequired[str]
+    dedup: NotRequired[str]
+    min_characters: NotRequired[int]
+    bos_ids: NotRequired[list[int]]  # ids before each document
+
+
 class SkipGroup(TypedDict):
     """Errors of a file that differ only in numbers and names."""
 
@@ -69,7 +97,7 @@ class Index(TypedDict):
 
     kind: str  # `KIND`
     complete: bool
-    settings: dict[str, Any]  # parameters of the command, sources, and ids before each document
+    settings: SettingsEntry
     pieces: int  # number of pieces written or dropped so far
     skipped: Skips
     dropped: dict[str, int]  # number of documents that are `short` or `repeated`

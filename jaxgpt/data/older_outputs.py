@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import pattern_after_digits
-from jaxgpt.data.index import Index
+from jaxgpt.data.index import Index, SettingsEntry, SourceEntry
 from jaxgpt.data.sources import Source
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 
 
-def with_newer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_newer_settings(settings: SettingsEntry) -> dict[str, Any]:
     """Return the settings of an index; settings that an older index lacks have their defaults."""
     return asdict(PrepareParams()) | {"bos_ids": []} | dict(settings)
 
 
 def with_newer_entries(index: Index, new: Index) -> Index:
-    """Add the entries that an older index lacks, in place, from a new index; return the index."""
-    index["skipped"] = {**new["skipped"], **index["skipped"]}
-    index.setdefault("dropped", new["dropped"])
-    index.setdefault("markers", new["markers"])
-    return index
+    """Return an index with the entries that it lacks, if it is older, taken from a new index."""
+    return {**new, **index, "skipped": {**new["skipped"], **index["skipped"]}}
 
 
-def has_unknown_content(index: Index, source: Mapping[str, Any]) -> bool:
-    """Return whether a source is recorded without a digest; a complete output does not depend on its sources anymore."""
+def is_accepted_without_content(index: Index, source: SourceEntry) -> bool:
+    """Return whether a complete output records a source without `content`; such an output needs its sources no more."""
     return "content" not in source and index["complete"]
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.dropped import no_skips
-from jaxgpt.data.index import KIND, SPLITS, Index, read_index, write_index
-from jaxgpt.data.older_outputs import check_older_files, has_unknown_content, with_newer_entries, with_newer_settings
+from jaxgpt.data.index import KIND, SPLITS, Index, SettingsEntry, SourceEntry, read_index, write_index
+from jaxgpt.data.older_outputs import (
+    check_older_files,
+    is_accepted_without_content,
+    with_newer_entries,
+    with_newer_settings,
+)
 from jaxgpt.data.shards import TOKENIZER_FILE, token_dtype
 from jaxgpt.data.sources import Source
 from jaxgpt.data.tokenizer import Tokenizer
@@ -39,7 +44,9 @@ def new_output(out: Path) -> Iterator[None]:
 
     had_lock = (out / LOCK).exists()
     with sole_writer(out):
-        before = {path.name for path in out.iterdir()} - (set() if had_lock else {LOCK})
+        before = {path.name for path in out.iterdir()}
+        if not had_lock:
+            before.remove(LOCK)  # `sole_writer` has created it
         try:
             yield
         except (Exception, KeyboardInterrupt):
@@ -68,7 +75,7 @@ def _remove_new(out: Path, before: set[str], created: Sequence[Path]) -> None:
 
 
 def set_tokenizer(out: Path, index: Index, tokenizer: Tokenizer, name: str, bos_ids: Sequence[int]) -> None:
-    """Write the tokenizer, and record it in the index."""
+    """Write the tokenizer, and record it in `index` and on disk."""
     save_tokenizer(out, tokenizer)
     index["dtype"] = token_dtype(tokenizer.vocab_size).name
     index["tokenizer"] = {
@@ -81,26 +88,32 @@ def set_tokenizer(out: Path, index: Index, tokenizer: Tokenizer, name: str, bos_
     write_index(out, index)
 
 
-def open_index(
-    out: Path,
-    params: PrepareParams,
-    sources: Sequence[Source],
-    tokenizer_sha256: str,
-    bos_ids: list[int],
-    note: Callable[[str], None],
-) -> Index:
-    """Read the index of a directory to continue it, or start again: write an index, and delete .bin files.
+def settings_entry(
+    params: PrepareParams, sources: Sequence[Source], tokenizer_sha256: str, bos_ids: list[int]
+) -> SettingsEntry:
+    """Return the entry of the index that a continued command is compared with.
 
-    Parameters may change until the first piece is written. The index records the ids of the parameter `bos`.
-
-    Raises:
-        UserError: if a continued command has other settings or sources than the index.
+    Args:
+        params: parameters of the command.
+        sources: sources of the command.
+        tokenizer_sha256: SHA-256 of the tokenizer, without the changes of the parameter `bos`; "": it will be trained.
+        bos_ids: ids before each document, which the parameter `bos` determines.
     """
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source.entry() for source in sources]
     settings["tokenizer_sha256"] = tokenizer_sha256
     settings["bos_ids"] = bos_ids
+    return cast(SettingsEntry, settings)
 
+
+def open_index(out: Path, settings: SettingsEntry, sources: Sequence[Source], note: Callable[[str], None]) -> Index:
+    """Read the index of a directory to continue it, or start again: write an index, and delete .bin files.
+
+    Settings may change until the first piece is written.
+
+    Raises:
+        UserError: if a continued command has other settings or sources than the index.
+    """
     index = read_index(out)
     is_continued = index is not None and (index["pieces"] > 0 or index["settings"] == settings)
     if index is None or not is_continued:
@@ -111,7 +124,7 @@ def open_index(
     return with_newer_entries(index, _new_index(settings))
 
 
-def _begin(out: Path, settings: dict[str, Any]) -> Index:
+def _begin(out: Path, settings: SettingsEntry) -> Index:
     """Write the index of a directory without documents, and delete .bin files."""
     for path in out.glob("*.bin"):
         path.unlink()
@@ -120,7 +133,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> Index:
     return index
 
 
-def _new_index(settings: dict[str, Any]) -> Index:
+def _new_index(settings: SettingsEntry) -> Index:
     """Return the index of a directory without documents."""
     return {
         "kind": KIND,
@@ -134,38 +147,39 @@ def _new_index(settings: dict[str, Any]) -> Index:
     }
 
 
-def _check_settings(out: Path, index: Index, settings: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a continued command has other settings than the index."""
+def _check_settings(out: Path, index: Index, settings: SettingsEntry) -> None:
+    """Raise `UserError` if a continued command has other settings than the index; sources are not compared."""
     recorded = with_newer_settings(index["settings"])
-    for key, value in settings.items():
-        was = recorded.get(key)
-        if key == "bos_ids" and was != value:
+    for name, value in settings.items():
+        was = recorded.get(name)
+        if name not in ("sources", "bos_ids") and was != value:
             raise UserError(
-                f"{out} was created with the ids {was} before each document, not {value}: use a different --bos, or a "
-                f"different --out"
-            )
-        if key != "sources" and was != value:
-            raise UserError(
-                f"{out} was created with {key} {_shown(was)}, not {_shown(value)}: use the same value, or a different --out"
+                f"{out} was created with {name} {short_repr(was)}, not {short_repr(value)}: use the same value, or a different "
+                f"--out"
             )
 
+    bos_ids = settings["bos_ids"]
+    if recorded["bos_ids"] != bos_ids:
+        raise UserError(
+            f"{out} was created with the ids {recorded['bos_ids']} before each document, not {bos_ids}: use a different --bos, "
+            f"or a different --out"
+        )
 
-def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], note: Callable[[str], None]) -> None:
+
+def _check_sources(out: Path, index: Index, now: Sequence[SourceEntry], note: Callable[[str], None]) -> None:
     """Raise `UserError` if a continued command has other sources than the index.
 
     Modification times may differ if the content of the files is the same, as after a copy.
     """
     before = index["settings"]["sources"]
-    listed_before = [_listed(each) for each in before]
-    listed_now = [_listed(each) for each in now]
-    if listed_before != listed_now:
+    if [*map(_name_and_sizes, before)] != [*map(_name_and_sizes, now)]:
         raise UserError(
-            f"{out} was created with sources {_shown(before)}, not {_shown(now)}: use the same sources, or a different --out"
+            f"{out} was created with sources {_listed(before)}, not {_listed(now)}: use the same sources, or a different --out"
         )
     for was, source in zip(before, now, strict=True):
         if was["fingerprint"] == source["fingerprint"]:
             continue
-        is_unknown = has_unknown_content(index, was)
+        is_unknown = is_accepted_without_content(index, was)
         if was.get("content") != source["content"] and not is_unknown:
             fix = "restore them (cp -p keeps the times), or use a different --out"
             raise UserError(
@@ -175,13 +189,12 @@ def _check_sources(out: Path, index: Index, now: Sequence[Mapping[str, Any]], no
         note(f"{source['name']}: files have new modification times{compared}")
 
 
-def _listed(source: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the name of a source, its number of files and their size."""
+def _name_and_sizes(source: SourceEntry) -> tuple[str, int, int]:
+    """Return the name of a source, its number of files and their total size."""
     return source["name"], source["files"], source["size"]
 
 
-def _shown(value: Any) -> str:
-    """Format the value of a parameter, or the list of sources."""
-    if not isinstance(value, list):
-        return short_repr(value)
-    return ", ".join(f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in value)
+def _listed(sources: Sequence[SourceEntry]) -> str:
+    """Format a list of sources for an error."""
+    texts = [f"{each['name']} ({plural(each['files'], 'file')}, {each['size']:,} bytes)" for each in sources]
+    return ", ".join(texts)

@@ -24,10 +24,11 @@ from jaxgpt.data.documents import beginning, check_first, read_pieces, sample_te
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
 from jaxgpt.data.older_outputs import check_older_cuts
-from jaxgpt.data.output import new_output, open_index, set_tokenizer
+from jaxgpt.data.output import new_output, open_index, set_tokenizer, settings_entry
 from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order
 from jaxgpt.data.repeated import repeated_text, structured_text
-from jaxgpt.data.shards import ShardWriter, check_files, saved_tokenizer, token_dtype
+from jaxgpt.data.shard_writer import ShardWriter
+from jaxgpt.data.shards import check_files, saved_tokenizer, token_dtype
 from jaxgpt.data.sources import Source, find_source
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
@@ -79,21 +80,18 @@ def prepare(
     _check_id_width(params, tokenizer.vocab_size if tokenizer else params.vocab_size)
 
     with new_output(out):
-        index = open_index(out, params, sources, original_sha256, bos_ids, note)
+        index = open_index(out, settings_entry(params, sources, original_sha256, bos_ids), sources, note)
         if index["complete"]:
             check_files(out, index, checksums=True)
             saved_tokenizer(out, index)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
 
-        for text in _notes_on_texts(sources, params):
+        for text in _notes_before(out, index, sources, params):
             note(text)
         if "tokenizer" not in index:
             tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
             set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
-        if index["pieces"]:
-            documents = sum(index["splits"][split]["documents"] for split in SPLITS)
-            note(f"continuing {out} after {plural(documents, 'document')}")
         _write_remaining(out, index, sources, params, progress)
         if params.separator and not _is_divided(index, sources):
             note(
@@ -128,14 +126,17 @@ def _check_id_width(params: PrepareParams, vocab_size: int) -> None:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
 
 
-def _notes_on_texts(sources: Sequence[Source], params: PrepareParams) -> Iterator[str]:
-    """Yield notes on repeated documents that are kept, and on markup that becomes text."""
+def _notes_before(out: Path, index: Index, sources: Sequence[Source], params: PrepareParams) -> Iterator[str]:
+    """Yield notes on repeated documents that are kept, on markup that becomes text, and on a continued command."""
     repeated = repeated_text(sources, partial(beginning, params=params))
     if repeated and params.dedup == "none":
         yield repeated
     structured = structured_text(sources)
     if structured:
         yield structured
+    if index["pieces"]:
+        documents = sum(index["splits"][split]["documents"] for split in SPLITS)
+        yield f"continuing {out} after {plural(documents, 'document')}"
 
 
 def _write_remaining(
@@ -279,9 +280,10 @@ def _dropped(index: Index) -> str:
     """Return the numbers of documents and files that are not written, such as `1 file skipped`."""
     skipped = index["skipped"]
     dropped = index["dropped"]
-    counts = {
-        f"{plural(skipped['documents'], 'document')} skipped": skipped["documents"],
-        f"{plural(skipped['files'], 'file')} skipped": skipped["files"],
-        f"{dropped['short']:,} too short": dropped["short"],
-    }
-    return ", ".join(text for text, number in counts.items() if number) or "none is readable"
+    counts = [
+        (skipped["documents"], f"{plural(skipped['documents'], 'document')} skipped"),
+        (skipped["files"], f"{plural(skipped['files'], 'file')} skipped"),
+        (dropped["short"], f"{dropped['short']:,} too short"),
+    ]
+    texts = [text for number, text in counts if number]
+    return ", ".join(texts) or "none is readable"

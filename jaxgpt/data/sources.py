@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxgpt.data.formats import LINES, PACKED, check_no_arrow
+from jaxgpt.data.index import SourceEntry
 from jaxgpt.directories import list_files, output_kind
 from jaxgpt.errors import UserError, printable, reported
 from jaxgpt.files import check_kind, missing
@@ -35,8 +36,8 @@ class Source(NamedTuple):
     digests: tuple[str, ...]  # `sampled_digest` of each file
     skipped: str = ""  # directories that hold no text, such as `2 runs`
 
-    def entry(self) -> dict[str, Any]:
-        """Return the description of the source in index.json; `content` identifies it without modification times."""
+    def entry(self) -> SourceEntry:
+        """Return the description of the source in index.json."""
         sizes = [path.stat().st_size for path in self.files]
         names = [str(path.relative_to(self.root)) for path in self.files]
         content = json.dumps([names, sizes, self.digests])
@@ -54,46 +55,54 @@ def find_source(name: str) -> Source:
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
     """
-    path, files, skipped = _files_of(name)
-    for file in files:
+    found = _find_files(name)
+    for file in found.files:
         check_no_arrow(file)
-    files = [file for file in files if file.stat().st_size]
+    files = tuple(file for file in found.files if file.stat().st_size)
     if not files:
-        also = f" (skipped {skipped})" if skipped else ""
+        also = f" (skipped {found.skipped})" if found.skipped else ""
         raise UserError(f"{name} has no files, or only empty files{also}: choose a different source")
-    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+    stats = [(str(file.relative_to(found.root)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
     return Source(
         name=name,
-        root=path,
-        files=tuple(files),
+        root=found.root,
+        files=files,
         size=sum(size for _, size, _ in stats),
         fingerprint=fingerprint,
         digests=tuple(map(sampled_digest, files)),
-        skipped=skipped,
+        skipped=found.skipped,
     )
 
 
-def _files_of(name: str) -> tuple[Path, list[Path], str]:
-    """Return the root and the files of a source, and a note on skipped files or ""."""
+class _Found(NamedTuple):
+    """The files of a source, including empty files; fields as in `Source`."""
+
+    root: Path
+    files: Sequence[Path]
+    skipped: str = ""
+
+
+def _find_files(name: str) -> _Found:
+    """Find the files of a source; download a Hugging Face dataset."""
     if name.startswith(HUB):
-        root, files = _dataset(name)
-        return root, files, ""
+        return _dataset(name)
     path = Path(name)
     if not path.exists():
         raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
     if not path.is_dir():
         check_kind(path)
-        return path, [path], ""
+        return _Found(path, [path])
     kind = output_kind(path)
     if kind not in ("", "run"):
         raise UserError(f"{name} holds no text ({kind}): choose a different source")
     listing = list_files(path)
-    return path, [*listing.files], listing.note
+    return _Found(path, listing.files, listing.note)
 
 
-def _dataset(name: str) -> tuple[Path, list[Path]]:
-    """Download a dataset; return its directory and the files that match its pattern."""
+def _dataset(name: str) -> _Found:
+    """Download a dataset, and find the files that match its pattern."""
     owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
     patterns = [pattern] if pattern else FILES
     path = download(f"{owner}/{repo}", patterns, kind="dataset")
@@ -102,7 +111,7 @@ def _dataset(name: str) -> tuple[Path, list[Path]]:
         relative = str(file.relative_to(path))
         if any(fnmatch(relative, each) for each in patterns):
             files.append(file)
-    return path, files
+    return _Found(path, files)
 
 
 def sampled_digest(path: Path) -> str:
