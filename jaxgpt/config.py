@@ -52,83 +52,15 @@ class Config(Section):
     lora: LoraConfig = field(default_factory=LoraConfig)
     post: PostConfig = field(default_factory=PostConfig)
 
-    def check(self) -> Iterator[str]:
-        if self.train.scan_layers and len(set(self.model.windows)) > 1:
-            pattern = f"not model.window_pattern {self.model.window_pattern}"
-            yield f"train.scan_layers needs the same sliding window in all layers, {pattern}: set scan_layers to false"
-        if self.data.window > self.model.block_size:
-            yield f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
-        if self.lora.rank and self.optim.name == "muon":
-            yield "optim.name muon does not support adapters (lora.rank): use --optim.name adamw"
-        experts = self.model.n_experts
-        if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
-            yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
-        yield from self._check_context()
-        yield from self._check_objective()
-        windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
-        ids = windows * (self.row_tokens + 1)
-        if ids > MAX_BATCH:
-            yield (
-                f"{windows:,} windows of {self.window_setting} are {ids:,} token ids: at most "
-                f"{MAX_BATCH:,} are allowed; lower train.batch_size, steps_per_call or eval_batch_size"
-            )
-
-    def _check_objective(self) -> Iterator[str]:
-        """Yield the errors of settings that the objective does not support."""
-        post = self.post
-        if self.lora.rank and post.reference and not post.is_distillation:
-            yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
-        if (post.is_preference or post.is_rollout) and self.data.documents != "flow":
-            yield f"data.documents {self.data.documents} does not apply to post.objective {post.objective}: omit it"
-        if post.is_rollout:
-            yield from self._check_rollouts()
-
     @property
     def window(self) -> int:
         """T, tokens per training window."""
         return self.data.window or self.model.block_size
 
-    def _check_context(self) -> Iterator[str]:
-        """Yield an error if the window has no two equal chunks for each device along `context`."""
-        chunks = 2 * self.mesh.context
-        if self.mesh.context == 1 or self.window % chunks == 0:
-            return
-        fix = f"use a multiple of {chunks}, or --mesh.context 1"
-        yield f"{self.window_setting} is not a multiple of 2 x mesh.context {self.mesh.context}: {fix}"
-
-    def _check_rollouts(self) -> Iterator[str]:
-        """Yield the errors of settings that do not fit rollouts: each call of the step takes the answers of one rollout."""
-        train = self.train
-        steps = train.steps_per_call
-        if steps % self.post.rollout_epochs:
-            yield (
-                f"train.steps_per_call {steps}, the steps of a rollout, must be a multiple of post.rollout_epochs "
-                f"{self.post.rollout_epochs}"
-            )
-        if self.rollout_answers % self.post.answers_per_prompt:
-            yield (
-                f"a rollout of {self.rollout_answers} answers (train.batch_size x train.steps_per_call / post.rollout_epochs) "
-                f"must be a multiple of post.group {self.post.group}: change --train.batch-size or --post.group"
-            )
-        for name in ("steps", "eval_every", "checkpoint_every"):
-            number = getattr(train, name)
-            if number % steps:
-                yield f"train.{name} {number} must be a multiple of train.steps_per_call {steps}"
-        if train.epochs:
-            yield "train.epochs does not apply to rollouts: use train.steps"
-        if self.data.mix:
-            yield "data.mix does not apply to rollouts: write all prompts to one path"
-        with_dropout = self.model.dropout > 0 and self.post.has_rewards
-        if train.scan_layers or with_dropout:
-            name = "train.scan_layers" if train.scan_layers else "model.dropout"
-            yield f"{name} does not apply to rollouts, which need the weights and log probabilities of training: turn it off"
-        if self.optim.spike_factor and self.post.has_rewards:
-            yield "optim.spike_factor does not apply to rollouts, because their loss may be negative: set it to 0"
-
     @property
-    def rollout_answers(self) -> int:
-        """Number of answers of a rollout."""
-        return self.train.batch_size * self.train.steps_per_call // self.post.rollout_epochs
+    def window_setting(self) -> str:
+        """The name and value of the setting that defines the length of the training window."""
+        return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
     def row_tokens(self) -> int:
@@ -136,9 +68,9 @@ class Config(Section):
         return 2 * self.window if self.post.is_preference else self.window
 
     @property
-    def window_setting(self) -> str:
-        """The name and value of the setting that defines the length of the training window."""
-        return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
+    def rollout_answers(self) -> int:
+        """Number of answers of a rollout."""
+        return self.train.batch_size * self.train.steps_per_call // self.post.rollout_epochs
 
     @property
     def decay_steps(self) -> int:
@@ -180,6 +112,83 @@ class Config(Section):
             changed[section] = replace(getattr(self, section), **values)
         return replace(self, **changed)
 
+    def check(self) -> Iterator[str]:
+        if self.train.scan_layers and len(set(self.model.windows)) > 1:
+            pattern = f"not model.window_pattern {self.model.window_pattern}"
+            yield f"train.scan_layers needs the same sliding window in all layers, {pattern}: set scan_layers to false"
+        if self.data.window > self.model.block_size:
+            yield f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
+        if self.lora.rank and self.optim.name == "muon":
+            yield "optim.name muon does not support adapters (lora.rank): use --optim.name adamw"
+        yield from self._check_mesh()
+        yield from self._check_objective()
+        yield from self._check_batch()
+
+    def _check_mesh(self) -> Iterator[str]:
+        """Yield the errors of mesh axes that do not divide the experts or the windows."""
+        experts = self.model.n_experts
+        if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
+            yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
+
+        # Each device along `context` computes two equal chunks of a window.
+        chunks = 2 * self.mesh.context
+        if self.mesh.context > 1 and self.window % chunks:
+            fix = f"use a multiple of {chunks}, or --mesh.context 1"
+            yield f"{self.window_setting} is not a multiple of 2 x mesh.context {self.mesh.context}: {fix}"
+
+    def _check_objective(self) -> Iterator[str]:
+        """Yield the errors of settings that the objective does not support."""
+        post = self.post
+        if self.lora.rank and post.reference and not post.is_distillation:
+            yield "with lora.rank, the frozen base is the reference: omit post.reference, or train all weights"
+        if (post.is_preference or post.is_rollout) and self.data.documents != "flow":
+            yield f"data.documents {self.data.documents} does not apply to post.objective {post.objective}: omit it"
+        if post.is_rollout:
+            yield from self._check_rollouts()
+
+    def _check_rollouts(self) -> Iterator[str]:
+        """Yield the errors of settings that do not fit rollouts."""
+        yield from self._check_rollout_steps()
+        if self.data.mix:
+            yield "data.mix does not apply to rollouts: write all prompts to one path"
+        with_dropout = self.model.dropout > 0 and self.post.has_rewards
+        if self.train.scan_layers or with_dropout:
+            name = "train.scan_layers" if self.train.scan_layers else "model.dropout"
+            yield f"{name} does not apply to rollouts, which need the weights and log probabilities of training: turn it off"
+        if self.optim.spike_factor and self.post.has_rewards:
+            yield "optim.spike_factor does not apply to rollouts, because their loss may be negative: set it to 0"
+
+    def _check_rollout_steps(self) -> Iterator[str]:
+        """Yield the errors of numbers of steps: each call of the step takes the answers of one rollout."""
+        train = self.train
+        steps = train.steps_per_call
+        if steps % self.post.rollout_epochs:
+            yield (
+                f"train.steps_per_call {steps}, the steps of a rollout, must be a multiple of post.rollout_epochs "
+                f"{self.post.rollout_epochs}"
+            )
+        if self.rollout_answers % self.post.answers_per_prompt:
+            yield (
+                f"a rollout of {self.rollout_answers} answers (train.batch_size x train.steps_per_call / post.rollout_epochs) "
+                f"must be a multiple of post.group {self.post.group}: change --train.batch-size or --post.group"
+            )
+        for name in ("steps", "eval_every", "checkpoint_every"):
+            number = getattr(train, name)
+            if number % steps:
+                yield f"train.{name} {number} must be a multiple of train.steps_per_call {steps}"
+        if train.epochs:
+            yield "train.epochs does not apply to rollouts: use train.steps"
+
+    def _check_batch(self) -> Iterator[str]:
+        """Yield an error if the batches of a jitted call are too large."""
+        windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
+        ids = windows * (self.row_tokens + 1)
+        if ids > MAX_BATCH:
+            yield (
+                f"{windows:,} windows of {self.window_setting} are {ids:,} token ids: at most "
+                f"{MAX_BATCH:,} are allowed; lower train.batch_size, steps_per_call or eval_batch_size"
+            )
+
 
 def flat(config: Any) -> dict[str, Any]:
     """Flatten a config to `{"model.n_layer": 6, ...}`, without `directory`, which is a fact about the run, not a setting."""
@@ -197,12 +206,13 @@ def flat(config: Any) -> dict[str, Any]:
 def private_settings() -> frozenset[str]:
     """Return the names of settings whose values stay out of model cards, such as paths."""
     private = set[str]()
-    for field_ in fields(Config):
-        if field_.metadata.get("private"):
-            private.add(field_.name)
-        section = getattr(Config(), field_.name)
+    default = Config()
+    for each in fields(Config):
+        section = getattr(default, each.name)
         if is_dataclass(section):
-            private |= {f"{field_.name}.{each.name}" for each in fields(section) if each.metadata["private"]}
+            private |= {f"{each.name}.{own.name}" for own in fields(section) if own.metadata["private"]}
+        elif each.metadata["private"]:
+            private.add(each.name)
     return frozenset(private)
 
 
