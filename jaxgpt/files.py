@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, reported
-from jaxgpt.locks import locked, try_lock
+from jaxgpt.locks import LockResult, locked, try_lock
 from jaxgpt.strict_json import parse_json
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
@@ -83,7 +83,7 @@ def _delete_temporaries(target: Path) -> None:
     """Delete the temporary files of killed processes: their locks are free."""
     for path in target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY.lstrip('.')}"):
         with suppress(OSError), path.open("rb") as file:  # a directory, or deleted by a different process
-            if try_lock(file):
+            if try_lock(file) is LockResult.LOCKED:
                 path.unlink()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError, one_line, short_repr
 
 TIMEOUT = 3.0  # maximum number of seconds to wait for a connection to the hub
 HINTS = {  # keyed by huggingface_hub exception name, subclasses first
@@ -54,14 +54,26 @@ def download(
             local_files_only=not reachable(),
         )
     except Exception as e:  # errors of the hub's client and of the network
-        classes = {kind.__name__ for kind in type(e).__mro__}
-        hint = next((hint for kind, hint in HINTS.items() if kind in classes), "")
-        status = getattr(getattr(e.__cause__, "response", None), "status_code", None)
-        if status is not None and "LocalEntryNotFoundError" in classes:
-            hint = f"not in the hub's cache, and {constants.ENDPOINT} answers with HTTP status {status}"
-        reason = hint or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        raise UserError(f"{repo} at {revision}: {reason}") from None
+        raise UserError(f"{repo} at {revision}: {_reason(e, constants.ENDPOINT)}") from None
     return Path(path)
+
+
+def _reason(error: Exception, endpoint: str) -> str:
+    """Explain an error of a download, with a fix if it is in `HINTS`."""
+    classes = {each.__name__ for each in type(error).__mro__}
+    status = _status(error.__cause__)
+    if status is not None and "LocalEntryNotFoundError" in classes:
+        return f"not in the hub's cache, and {endpoint} answers with HTTP status {status}"
+    for name, hint in HINTS.items():
+        if name in classes:
+            return hint
+    return f"{type(error).__name__}: {one_line(error, 200)}"
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Return the HTTP status of an error of the hub's client, or None; only some of its errors have a response."""
+    response = getattr(error, "response", None)
+    return getattr(response, "status_code", None)
 
 
 def check_upload(repo: str) -> None:
@@ -103,8 +115,7 @@ def upload(directory: Path, repo: str, private: bool = True, replaced: Sequence[
             repo_id=repo, folder_path=directory, commit_message="Upload model", delete_patterns=[*replaced]
         )
     except Exception as e:  # errors of the hub's client and of the network
-        status = int(getattr(getattr(e, "response", None), "status_code", 0))
-        reason = UPLOAD_HINTS.get(status, f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")
+        reason = UPLOAD_HINTS.get(_status(e) or 0, f"{type(e).__name__}: {one_line(e, 200)}")
         raise UserError(f"cannot upload to {repo}: {reason}; {retry}") from None
     return str(created)
 

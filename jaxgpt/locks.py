@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,14 @@ from jaxgpt.errors import UserError, reported
 
 LOCK = ".lock"  # name of a directory's lock file
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
+
+
+class LockResult(Enum):
+    """Result of `try_lock`."""
+
+    LOCKED = "this process holds the lock"
+    BUSY = "a different process holds the lock"
+    UNSUPPORTED = "the file system has no locks"
 
 
 class Locked(UserError):
@@ -34,7 +43,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
     with reported(f"cannot write to {directory}"):
         file = path.open("a")
     with file:
-        if try_lock(file) is False:
+        if try_lock(file) is LockResult.BUSY:
             holder = path.read_text("utf-8", "replace") or "another process"
             raise Locked(f"{directory} is being written by {holder}: wait for it, or stop it")
         file.truncate(0)
@@ -89,14 +98,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def try_lock(file: IO[Any]) -> bool | None:
-    """Lock a file; return False if a different process has locked it, and None if the file system has no locks."""
+def try_lock(file: IO[Any]) -> LockResult:
+    """Lock a file until it is closed, without waiting for a different process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return LockResult.BUSY
     except OSError as e:
         if e.errno in NO_LOCKS:
-            return None
+            return LockResult.UNSUPPORTED
         raise
-    return True
+    return LockResult.LOCKED

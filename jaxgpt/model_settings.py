@@ -96,6 +96,12 @@ class ModelConfig(Section):
     init_std: float = setting(0.02, "standard deviation of the gpt2 initialization", 0.0, 1e6)
 
     def check(self) -> Iterator[str]:
+        """Yield the errors of settings that conflict.
+
+        Settings of an optional part have no effect while the part is off, such as `rope_theta` without RoPE, so that one
+        setting turns the part on or off. The exceptions are errors, because the user expects a different
+        architecture: a changed `window_pattern` or `rope_local_theta` without `sliding_window`, and yarn without `rope_factor`.
+        """
         yield from self._check_heads()
         if self.positions == "sinusoidal" and self.n_embd % 2:
             yield f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}"

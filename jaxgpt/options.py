@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxgpt.errors import short_repr
 from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, as_int, setting
@@ -51,9 +51,12 @@ class TextParams(Section):
     )
     lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
-    def check(self) -> Iterator[str]:
+    def converted(self) -> Mapping[str, Any]:
+        """Return `stop_ids` as a tuple of `int`; a single id and ids of NumPy are accepted."""
         ids = self.stop_ids if isinstance(self.stop_ids, Iterable) else (self.stop_ids,)
-        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids))
+        return {"stop_ids": tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids)}
+
+    def check(self) -> Iterator[str]:
         if self.max_new_tokens is not None and self.max_length is not None:
             yield "max_length includes the prompt and cannot be combined with max_new_tokens: omit one of them"
 
@@ -70,13 +73,16 @@ class BeamParams(Section):
         "true: stop at num_beams texts; false: when a better text is unlikely; never: when a better text is impossible",
     )
 
+    def converted(self) -> Mapping[str, Any]:
+        """Return `early_stopping` as a bool if it is a word for a bool, as on the command line."""
+        words = {"true": True, "false": False}
+        return {"early_stopping": words.get(str(self.early_stopping).lower(), self.early_stopping)}
+
     def check(self) -> Iterator[str]:
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
             yield f"num_return_sequences {self.num_return_sequences} exceeds num_beams {self.num_beams}: lower it"
-        stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
-        if not (isinstance(stopping, bool) or stopping == "never"):
-            yield f"early_stopping must be true, false or never: {short_repr(stopping)}"
-        object.__setattr__(self, "early_stopping", stopping)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            yield f"early_stopping must be true, false or never: {short_repr(self.early_stopping)}"
         if self.num_beams == 1:
             for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) != default:

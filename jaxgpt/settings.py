@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Real
@@ -77,9 +77,15 @@ class Section:
             limits = each.metadata.get("limits", Limits())
             value = _checked(name, getattr(self, each.name), kinds[each.name], limits)
             object.__setattr__(self, each.name, value)
+        for name, value in self.converted().items():
+            object.__setattr__(self, name, value)
         problem = next(iter(self.check()), "")
         if problem:
             raise UserError(problem)
+
+    def converted(self) -> Mapping[str, Any]:
+        """Return the values to store for fields that accept several types, keyed by field; called before `check`."""
+        return {}
 
     def check(self) -> Iterable[str]:
         """Yield error messages, such as for conflicting settings; the first is raised as `UserError`."""

@@ -37,6 +37,13 @@ class Windows:
 class Epochs:
     """The windows of one source in the order of a run: every epoch uses each window once.
 
+    Args:
+        split: the windows of the source.
+        block_size: T, tokens per window.
+        seed: seed of the order.
+        stride: ids between the starts of windows; 0: T, at an offset drawn for every epoch. Indexed windows have no stride.
+        name: name of the random stream of the source.
+
     Attributes:
         count: number of possible window starts.
         per_epoch: number of windows per epoch.
@@ -62,10 +69,10 @@ class Epochs:
         epochs, positions = np.divmod(rows, self.per_epoch)
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
-            inside = epochs == epoch
+            in_epoch = epochs == epoch
             phase = int(draw(self._seed, "phase" + self._name, epoch, 1)[0] % self._phases)
-            order = shuffled(positions[inside], self.per_epoch, self._seed, epoch, self._name)
-            starts[inside] = phase + order * self._stride
+            order = shuffled(positions[in_epoch], self.per_epoch, self._seed, epoch, self._name)
+            starts[in_epoch] = phase + order * self._stride
         return starts
 
 
@@ -141,10 +148,12 @@ class Batches:
         source, before = self._mixture.source_of_rows(rows, self.row_tokens)
         starts = np.empty(self.batch_size, np.int64)
         pairs = zip(self._mixture.offsets, self._sources, strict=False)  # the last offset is the total
-        for index, (first, epochs) in enumerate(pairs):
+        for index, (offset, epochs) in enumerate(pairs):
             own = source == index
-            inside = epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count
-            starts[own] = first + inside
+            if drawn is None:
+                starts[own] = offset + epochs.starts(before[own])
+            else:
+                starts[own] = offset + drawn[own] % epochs.count
         return Windows(self.split, starts, self.block_size)
 
 

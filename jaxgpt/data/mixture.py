@@ -66,7 +66,7 @@ class Mixture:
     def __len__(self) -> int:
         return self.offsets[-1]
 
-    def source_of_rows(self, rows: np.ndarray, block_size: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def source_of_rows(self, rows: np.ndarray, row_tokens: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Assign rows of batches to the sources; `rows` are indices among all rows of a run.
 
         The source of a row follows from its index, without iterating over earlier rows (`divide`). A mixture begins with the
@@ -74,7 +74,7 @@ class Mixture:
 
         Args:
             rows: indices of rows, int64.
-            block_size: tokens per row.
+            row_tokens: tokens per row.
 
         Returns:
             The index of the source of each row, and the number of earlier rows of that source.
@@ -85,7 +85,8 @@ class Mixture:
         source = np.empty(len(rows), np.int64)
         before = np.empty(len(rows), np.int64)
         used: Counter[str] = Counter()  # rows of each stream in the earlier mixtures
-        firsts = [-(-shares.tokens // block_size) for shares in self.schedule]
+        # Each mixture has the rows from its first row to the first row of the next mixture.
+        firsts = [-(-shares.tokens // row_tokens) for shares in self.schedule]
         ends = [*firsts[1:], math.inf]
         for shares, first, end in zip(self.schedule, firsts, ends, strict=True):
             streams = list(shares.weights)

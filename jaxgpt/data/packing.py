@@ -82,19 +82,25 @@ class Packed:
         for row, window in zip(out, starts.tolist(), strict=True):
             end = 0
             for number, piece in enumerate(range(self.bounds[window], self.bounds[window + 1])):
-                first = int(self.begins[piece])
-                n = int(self.lengths[piece])
-                ids = self.tokens.take(first, n + 1)
-                row[end : end + n, 0] = ids[:-1]
-                if self.tokens.first_id is not None:  # a text is one document, so each piece begins a window
-                    row[end, 0] = self.tokens.first_id
-                row[end : end + n, 1] = ids[1:]
-                row[end : end + n, 2] = number
-                if self.is_target is not None:
-                    is_target = self.is_target[first + 1 : first + n + 1]
-                    row[end : end + n, 1][~is_target] = -1
-                end += n
+                begin = end
+                end += int(self.lengths[piece])
+                self._read_piece(piece, row[begin:end])
+                row[begin:end, 2] = number
         return out
+
+    def _read_piece(self, piece: int, out: np.ndarray) -> None:
+        """Write the inputs and the targets of a piece to columns 0 and 1 of `out`, `[n, 3]`."""
+        first = int(self.begins[piece])
+        n = len(out)
+        ids = self.tokens.take(first, n + 1)
+        out[:, 0] = ids[:-1]
+        if self.tokens.first_id is not None:  # a text is one document, so each piece begins a window
+            out[0, 0] = self.tokens.first_id
+
+        out[:, 1] = ids[1:]
+        if self.is_target is not None:
+            is_target = self.is_target[first + 1 : first + n + 1]
+            out[~is_target, 1] = -1
 
     def prompt(self) -> np.ndarray:
         """Return the ids before the first target of the first conversation; for documents, an empty array."""
