@@ -1,17 +1,13 @@
-"""Configure the process before JAX starts: compiler flags, caches, garbage collection, heap."""
+"""Configure XLA and JAX before they start: compiler flags, the compilation cache, and the search for TPUs."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import hashlib
 import os
-import platform
 import sys
 import warnings
-from functools import lru_cache
 from pathlib import Path
 
+from jaxgpt.cpu import cpu_kind
 from jaxgpt.files import cache_dir
 
 # XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
@@ -22,11 +18,6 @@ SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 # Unless the threshold is 0, jaxlib 0.12 compiles while loops without library calls to single-threaded code, even large loops.
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true,xla_cpu_small_while_loop_byte_threshold=0"
 COMPILED_BYTES = 2 * 2**30  # maximum size of the persistent compilation cache, in bytes
-GARBAGE = 50_000  # number of new objects that triggers a garbage collection
-# Option numbers from malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_MAX = -4
-M_ARENA_MAX = -8
 
 
 class MiscompiledReductions(RuntimeWarning):
@@ -106,59 +97,6 @@ def keep_compiled() -> None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(COMPILED_BYTES))
 
 
-def cpu_kind() -> str:
-    """Return an identifier of this CPU model and its instruction set."""
-    lines = [line for line in cpu_info() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    about = "\n".join(lines) or platform.processor()
-    digest = hashlib.sha256(about.encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:12]}"
-
-
-@lru_cache
-def cpu_info() -> list[str]:
-    """Return the lines of /proc/cpuinfo about the first core; [] if the file does not exist."""
-    file = Path("/proc/cpuinfo")
-    if not file.is_file():
-        return []
-    first, *_ = file.read_text().split("\n\n")
-    return first.splitlines()
-
-
-def cpu_supports(instructions: str) -> bool:
-    """Return whether the CPU has an instruction set, such as "amx_bf16" (a flag of /proc/cpuinfo)."""
-    return any(line.startswith("flags") and instructions in line.split() for line in cpu_info())
-
-
-def tune_memory() -> None:
-    """Collect garbage rarely, and use one malloc arena for all threads; call this before threads start.
-
-    Imports and tracing create millions of long-lived objects; at Python's default rate, scanning them for garbage takes 10% of
-    the time to the first step. By default, glibc gives each thread an arena with heaps of at most 64 MB. A training step
-    then has 8x the page faults and takes 10% longer. The malloc option has no effect once a second arena exists.
-    """
-    gc.set_threshold(GARBAGE)
-    set_malloc({M_ARENA_MAX: 1})
-
-
-def set_malloc(options: dict[int, int]) -> None:
-    """Set options of glibc's malloc through ctypes. Has no effect with a different C library."""
-    if not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for name, value in options.items():
-            libc.mallopt(name, value)
-
-
-def trim_memory() -> None:
-    """Return the free pages of glibc's heap to the kernel, in about 0.1 s. Has no effect with a different C library."""
-    if not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
 def skip_missing_tpus() -> None:
     """Without TPUs, keep JAX from searching for them: libtpu may be installed only for `jaxgpt plan`."""
     tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
@@ -190,10 +128,3 @@ def debugs_nans() -> bool:
     """Return whether JAX raises `FloatingPointError` for non-finite results of compiled functions."""
     jax = sys.modules.get("jax")
     return jax is not None and bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken
 
 import jaxgpt  # sets the XLA flag before a backend starts
-from jaxgpt.runtime import GARBAGE, set_quick_flag
+from jaxgpt.heap import GARBAGE
+from jaxgpt.runtime import set_quick_flag
 
 QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 

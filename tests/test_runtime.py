@@ -90,7 +90,7 @@ def test_processes_share_compiled_programs(tmp_path: Path) -> None:
 def test_threads_have_no_separate_heap() -> None:
     """A second heap has 9x the page faults and makes steps 10% slower."""
     code = (
-        "import ctypes, threading; from jaxgpt.runtime import tune_memory; libc = ctypes.CDLL(None)\n"
+        "import ctypes, threading; from jaxgpt.heap import tune_memory; libc = ctypes.CDLL(None)\n"
         "tune_memory(); thread = threading.Thread(target=libc.malloc, args=(1000,))\n"
         "thread.start(); thread.join(); libc.malloc_stats()"
     )
@@ -103,7 +103,7 @@ def test_threads_have_no_separate_heap() -> None:
 def test_freed_memory_is_returned_to_the_kernel() -> None:
     """Freed blocks between blocks in use would otherwise add to the peak memory of a run."""
     code = (
-        "from pathlib import Path; from jaxgpt.runtime import M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc, trim_memory\n"
+        "from pathlib import Path; from jaxgpt.heap import M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc, trim_memory\n"
         "def mib(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096 >> 20\n"
         "set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1})\n"
         "blocks = [b'x' * 2**20 for _ in range(200)]; del blocks[::2]\n"

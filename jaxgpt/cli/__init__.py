@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from jaxgpt.cli.output import note
 from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
-from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus, tune_memory
+from jaxgpt.heap import tune_memory
+from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 

@@ -23,8 +23,8 @@ from cyclopts.validators import Number
 from jaxgpt.cli.options import Count
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
+from jaxgpt.cpu import cores
 from jaxgpt.errors import FAILED, UserError
-from jaxgpt.runtime import cores
 from jaxgpt.signals import SIGNALS, UNFINISHED, keep_on_second_signal
 
 HERE = "127.0.0.1"

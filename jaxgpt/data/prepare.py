@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from jaxgpt.config import PrepareParams
+from jaxgpt.cpu import cores
 from jaxgpt.data.bos import document_bos, with_bos
 from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.document_piece import DocumentPiece, is_short
@@ -35,7 +36,6 @@ from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
-from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokenizer
 SAVE_EVERY = 30.0  # minimum seconds between writes of index.json, unless a shard is completed

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.cpu import cpu_supports
 from jaxgpt.kernels.cpu import call_without_inlining
-from jaxgpt.runtime import cpu_supports
 
 FEW_ROWS = 8  # maximum number of rows of a product limited by memory bandwidth
 LOOP_ROWS = 2  # maximum number of rows that a loop multiplies faster than a library

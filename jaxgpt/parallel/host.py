@@ -14,21 +14,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
+from jaxgpt.cpu import cores, cpu_supports
 from jaxgpt.errors import one_line
+from jaxgpt.heap import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc, trim_memory
 from jaxgpt.model.params import count_parameters
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.parallel.rows import microbatches
-from jaxgpt.runtime import (
-    M_ARENA_MAX,
-    M_MMAP_MAX,
-    M_TRIM_THRESHOLD,
-    cores,
-    cpu_supports,
-    set_malloc,
-    set_quick_flag,
-    skip_missing_tpus,
-    trim_memory,
-)
+from jaxgpt.runtime import set_quick_flag, skip_missing_tpus
 
 GLIBC_KEEPS = 32 * 2**20  # maximum bytes of a block that glibc can keep after it is freed
 WALL = GLIBC_KEEPS  # bytes of an array that separates two blocks; larger than any free block of the heap

@@ -20,9 +20,9 @@ from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
 from jaxgpt.files import check_renames
+from jaxgpt.heap import trim_memory
 from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
-from jaxgpt.runtime import trim_memory
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.calls import is_evaluated, is_saved, plan_calls

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxgpt import runtime
+from jaxgpt import cpu, heap, runtime
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.parallel import host
 from jaxgpt.presets import preset
@@ -26,7 +26,7 @@ def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: p
     told: dict[int, int] = {}
     libc = SimpleNamespace(mallopt=lambda parameter, value: told.update({parameter: value}) or 1)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: libc)
     monkeypatch.setattr(host, "cores", lambda: 2)
     host.keep_memory(config)
     assert told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
@@ -133,7 +133,7 @@ def resident_bytes() -> int:
 def test_bfloat16_is_advised_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def note(dtype: str, minor: int, flags: str) -> str:
         monkeypatch.setattr(jax, "__version_info__", (0, minor, 0))
-        monkeypatch.setattr(runtime, "cpu_info", lambda: [f"flags\t: {flags}"])
+        monkeypatch.setattr(cpu, "cpu_info", lambda: [f"flags\t: {flags}"])
         return host.precision_note(dtype, jax.devices()[0])
 
     assert "--train.compute-dtype bfloat16" in note("float32", 12, "fpu amx_bf16")
