@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config
 from jaxgpt.data_settings import FROM_TEXT, DataConfig
-from jaxgpt.directories import holds_records
+from jaxgpt.listing import holds_records
 
 
 def place_of(path: str, directory: str) -> str:

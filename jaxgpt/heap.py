@@ -27,7 +27,7 @@ def tune_memory() -> None:
 def set_malloc(options: dict[int, int]) -> None:
     """Set options of glibc's malloc, keyed by number. Has no effect with a different C library."""
     libc = _libc()
-    if hasattr(libc, "mallopt"):
+    if libc is not None and hasattr(libc, "mallopt"):
         for number, value in options.items():
             libc.mallopt(number, value)
 
@@ -35,7 +35,7 @@ def set_malloc(options: dict[int, int]) -> None:
 def trim_memory() -> None:
     """Return the free pages of glibc's heap to the kernel, in about 0.1 s. Has no effect with a different C library."""
     libc = _libc()
-    if hasattr(libc, "malloc_trim"):
+    if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from helpers import largest_file
 
+from jaxgpt.atomic import check_renames, write_atomically
 from jaxgpt.errors import UserError
-from jaxgpt.files import check_renames, fetch, write_atomically
+from jaxgpt.files import fetch
 from jaxgpt.locks import LOCK, sole_writer
 
 CONTENT = b"To be, or not to be" * 1000
@@ -164,7 +165,7 @@ def test_a_file_keeps_its_mode_and_its_neighbors() -> None:
 
 
 def python(code: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", f"import os; from jaxgpt.files import *; {code}"])
+    return subprocess.Popen([sys.executable, "-c", f"import os; from jaxgpt.atomic import *; {code}"])
 
 
 def test_two_processes_can_write_one_file() -> None:

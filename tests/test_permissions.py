@@ -17,8 +17,9 @@ from jaxgpt.checkpoint.new_run import check_free
 from jaxgpt.checkpoint.run import open_run
 from jaxgpt.data.index import read_index
 from jaxgpt.data.text import read_path
-from jaxgpt.directories import holds_records, list_files, output_kind
+from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError
+from jaxgpt.listing import holds_records, list_files
 
 NOBODY = 65534  # user id of a user without privileges
 CLOSED = Path("texts/closed")

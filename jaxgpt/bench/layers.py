@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxgpt.files import write_atomically
+from jaxgpt.atomic import write_atomically
 from jaxgpt.plan.source_paths import scopes_of
 
 # Numbers of protobuf fields.

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.atomic import write_atomically
 from jaxgpt.config import Config
 from jaxgpt.config_json import from_json
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_bytes, sha256_file, write_atomically
+from jaxgpt.files import read_bytes, sha256_file
 from jaxgpt.strict_json import parse_json
 
 SEAL = "checkpoint.json"

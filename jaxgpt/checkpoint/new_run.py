@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jaxgpt.atomic import check_renames
 from jaxgpt.checkpoint.paths import check_link, check_path
 from jaxgpt.checkpoint.replacement import finish_or_undo, interrupted, recover, replaced_run, restore_replaced, swap_in
 from jaxgpt.checkpoint.run import Run, write_settings
@@ -14,7 +15,6 @@ from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, reported
-from jaxgpt.files import check_renames
 from jaxgpt.locks import LOCK, sole_writer
 
 

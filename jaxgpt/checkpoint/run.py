@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxgpt.atomic import write_atomically
 from jaxgpt.checkpoint.paths import check_link, runs_near
 from jaxgpt.checkpoint.replacement import recover
 from jaxgpt.config import Config
@@ -31,7 +32,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import RUN_NEEDED
 from jaxgpt.errors import UserError
-from jaxgpt.files import JSON_BYTES, read_bytes, write_atomically
+from jaxgpt.files import JSON_BYTES, read_bytes
 from jaxgpt.strict_json import parse_json
 
 

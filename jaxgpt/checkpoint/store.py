@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from jaxgpt.atomic import sync_directory
 from jaxgpt.checkpoint.index import PARTIAL
 from jaxgpt.checkpoint.info import Info, replace_info, seal
 from jaxgpt.checkpoint.paths import check_backslash
 from jaxgpt.checkpoint.retention import prune
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError, WriteFailed, one_line
-from jaxgpt.files import sync_directory
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them

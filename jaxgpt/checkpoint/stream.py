@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgpt.atomic import sync_directory
 from jaxgpt.checkpoint.index import PARTIAL
 from jaxgpt.checkpoint.info import Info, seal
 from jaxgpt.checkpoint.store import check_shapes, failed_writes, import_orbax
-from jaxgpt.files import sync_directory
 from jaxgpt.model.params import flatten_params
 
 CHUNK = (

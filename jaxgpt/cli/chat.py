@@ -10,11 +10,11 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.atomic import write_atomically
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
 from jaxgpt.cli.output import note, note_sampling, print_json, progress
 from jaxgpt.config import SamplingParams
 from jaxgpt.errors import BAD_INPUT, UserError, reported
-from jaxgpt.files import write_atomically
 from jaxgpt.options import SEED
 from jaxgpt.settings import check_text
 from jaxgpt.signals import stop_on_signal

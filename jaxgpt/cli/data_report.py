@@ -135,7 +135,7 @@ def _for_pairs(config: Config, is_run: bool) -> Config:
     Unusable pairs are skipped and counted. Without a run or data.window, windows are longer than any pair.
     """
     from jaxgpt.data.preferences import are_preferences
-    from jaxgpt.directories import holds_records
+    from jaxgpt.listing import holds_records
 
     paths = [Path(each.path) for each in config.data.sources if each.path]
     has_pairs = any(path.exists() and holds_records(path) and are_preferences(path) for path in paths)

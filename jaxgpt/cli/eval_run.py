@@ -15,8 +15,8 @@ from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.data import Data, Split, with_path
 from jaxgpt.data.preferences import are_preferences
 from jaxgpt.data.source_settings import check_sources, check_windows_begin
-from jaxgpt.directories import holds_records
 from jaxgpt.errors import UserError
+from jaxgpt.listing import holds_records
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores

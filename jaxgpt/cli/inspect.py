@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxgpt.atomic import check_writable, write_atomically
 from jaxgpt.cli.options import Checkpoint, Count, Json
 from jaxgpt.cli.output import print_result, progress
-from jaxgpt.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from jaxgpt.study.inspection import Inspection

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.atomic import check_writable
 from jaxgpt.cli.draw import Axis, Lines, common_baselines, draw, read_lines
 from jaxgpt.cli.output import note
 from jaxgpt.cli.plot_table import table
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import check_writable
 from jaxgpt.locks import has_writer
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
@@ -17,7 +18,6 @@ from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, l
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data, Packed, Preferences, PromptSplit
 from jaxgpt.errors import UserError, plural
-from jaxgpt.files import write_json
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress, duration
 from jaxgpt.report.baselines import baselines, read_baselines

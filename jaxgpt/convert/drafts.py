@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jaxgpt.atomic import TEMPORARY, check_renames
 from jaxgpt.convert.files import is_gguf
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import TEMPORARY, check_renames
 from jaxgpt.locks import sole_writer
 
 OF_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx")  # suffixes of files of weights

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.atomic import write_atomically, write_json
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
@@ -40,7 +41,7 @@ from jaxgpt.data.tokenizer_files import (
     without_ids_from,
 )
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_json, write_atomically, write_json
+from jaxgpt.files import read_json
 from jaxgpt.hub import download
 from jaxgpt.model.params import abstract_params, count_parameters
 

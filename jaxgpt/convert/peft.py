@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.paths import parse_checkpoint
@@ -39,7 +40,7 @@ from jaxgpt.convert.tensors import to_leaves, to_tensor
 from jaxgpt.convert.write_files import Tensor, write_safetensors
 from jaxgpt.counts import parameter_count
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_json, write_json
+from jaxgpt.files import read_json
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import merge
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxgpt.atomic import write_json
 from jaxgpt.convert.files import INDEX, SINGLE
 from jaxgpt.errors import UserError
-from jaxgpt.files import write_json
 
 SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
 

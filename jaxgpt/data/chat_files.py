@@ -12,9 +12,9 @@ from jaxgpt.data.chat_records import FIELDS, ChatRecord, Pair, read_record, reas
 from jaxgpt.data.records import read_records
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.token_files import split_of
-from jaxgpt.directories import holds_records, list_files
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
+from jaxgpt.listing import holds_records, list_files
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 T = TypeVar("T")

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
+from jaxgpt.atomic import write_json
 from jaxgpt.data.token_files import HEADER
 from jaxgpt.directories import INDEX, PREPARED
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import read_json, write_json
+from jaxgpt.files import read_json
 
 KIND = f"{PREPARED}, version 4"
 SPLITS = ("train", "val")

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from jaxgpt.data.formats import LINES, PACKED, check_no_arrow
 from jaxgpt.data.index import SourceEntry
-from jaxgpt.directories import list_files, output_kind
+from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, printable, reported
 from jaxgpt.files import check_kind, missing
 from jaxgpt.hub import download
+from jaxgpt.listing import list_files
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 KINDS = [f"{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *PACKED)]

@@ -16,9 +16,10 @@ from jaxgpt.config import DataConfig
 from jaxgpt.data.builtin import PYTHON_MODULES, REPEATS_LINES, STATQUEST, fetch_shakespeare, repeats
 from jaxgpt.data.formats import HEAD, LINES, PACKED, STRUCTURED, check_no_arrow, compression
 from jaxgpt.data.tokenizer import EOS_NAMES
-from jaxgpt.directories import holds_records, list_files, output_kind
+from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import check_kind
+from jaxgpt.listing import holds_records, list_files
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.atomic import write_atomically, write_json
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
@@ -26,7 +27,7 @@ from jaxgpt.data.tokenizer import (
 from jaxgpt.data_settings import FROM_TEXT as FROM_TEXT
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean, plural, short_repr
-from jaxgpt.files import read_bytes, write_atomically, write_json
+from jaxgpt.files import read_bytes
 from jaxgpt.hub import download
 from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json

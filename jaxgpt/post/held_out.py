@@ -11,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
+from jaxgpt.atomic import write_atomically
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.directories import SAMPLES
-from jaxgpt.files import write_atomically
 from jaxgpt.lm import LM
 from jaxgpt.lm.generation import Generation
 from jaxgpt.parallel.processes import is_leader

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.files import write_atomically
+from jaxgpt.atomic import write_atomically
 from jaxgpt.study.page import DOT, visible
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.files import damaged, read_own_json, write_json
+from jaxgpt.atomic import write_json
+from jaxgpt.files import damaged, read_own_json
 
 FILE = "tasks.json"
 TITLES = ("task", "metric", "value", "+-", "samples", "shots")

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.stages import Compiled
 
+from jaxgpt.atomic import check_renames
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.replacement import replaced_note
@@ -19,7 +20,6 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
-from jaxgpt.files import check_renames
 from jaxgpt.heap import trim_memory
 from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from jaxgpt.atomic import write_atomically
 from jaxgpt.errors import UserError
-from jaxgpt.files import write_atomically
 from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:

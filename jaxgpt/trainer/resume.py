@@ -8,8 +8,8 @@ from typing import Any
 from jaxgpt.config import Config, DataConfig, changes
 from jaxgpt.data.index import read_index
 from jaxgpt.data_files import place_of
-from jaxgpt.directories import RECORDS
 from jaxgpt.errors import UserError, short_repr
+from jaxgpt.listing import RECORDS
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:

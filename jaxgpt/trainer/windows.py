@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxgpt.atomic import write_json
 from jaxgpt.directories import EVALUATION
-from jaxgpt.files import damaged, read_own_json, write_json
+from jaxgpt.files import damaged, read_own_json
 
 if TYPE_CHECKING:
     from jaxgpt.data.batches import Windows

@@ -18,8 +18,9 @@ from jaxgpt.data.sources import find_source
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
-from jaxgpt.directories import RUN_FILES, Listing, holds_records, list_files
+from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
+from jaxgpt.listing import Listing, holds_records, list_files
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 

@@ -16,7 +16,7 @@ import pytest
 
 from jaxgpt.data.lenient_json import Twice
 from jaxgpt.data.records import read_records
-from jaxgpt.directories import holds_records
+from jaxgpt.listing import holds_records
 
 VALUES = [
     {"messages": [{"role": "user", "content": "Zażółć 👋"}]},
