@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_template import CONTEXTS, PROBED, ChatTemplate
+from jaxgpt.data.chat_forms import CONTEXTS, PROBED
+from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
 from jaxgpt.errors import UserError
@@ -103,25 +104,15 @@ class _Probe(NamedTuple):
         frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
         if not before.startswith(prompt):
             return frame
-        added = before.removeprefix(prompt)
-        return frame._replace(**self.fields_before_answer(added, prompt, question))
-
-    def fields_before_answer(self, added: str, prompt: str, question: str) -> dict[str, str]:
-        """Return the fields of the frame for the text between a prompt and the last answer.
-
-        Args:
-            added: text that the template adds between the prompt and the answer.
-            prompt: rendering of the question that ends with the beginning of an answer.
-            question: rendering of the question alone.
-        """
+        added = before.removeprefix(prompt)  # text between the prompt and the answer
         if not added.strip():  # white space before an answer belongs to the first token of the answer
-            return {"lead": added}
+            return frame._replace(lead=added)
         if prompt == question:
             header = added.rstrip(" ")
-            return {"header": header, "lead": added.removeprefix(header)}
+            return frame._replace(header=header, lead=added.removeprefix(header))
         if self.is_generated(added, prompt):
-            return {"kept_opening": added}
-        return {"opening": added}
+            return frame._replace(kept_opening=added)
+        return frame._replace(opening=added)
 
     def around_answer(self) -> tuple[str, str] | None:
         """Return the texts before and after the last answer; None: unknown."""

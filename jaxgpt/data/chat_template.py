@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import product
 from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from jaxgpt.data.chat_forms import PROBED, MessageForms
 from jaxgpt.data.chat_sandbox import MARK, sandbox
 from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
-PROBED = 1 << 18  # maximum number of characters of a short conversation that shows what a template reads and adds
+
+# Names of the assistant's reasoning, in order of precedence.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]
-
-SYSTEM = {"role": "system", "content": "Zq7system"}
-FUNCTION = {"name": "Zq7function", "description": "Zq7", "parameters": {"type": "object", "properties": {}}}
-# Messages before a question, and tools, in the order of trial: some templates need a system message or tools.
-CONTEXTS: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
-    ([], None),
-    ([SYSTEM], None),
-    ([], [{"type": "function", "function": FUNCTION}]),
-    ([SYSTEM], [{"type": "function", "function": FUNCTION}]),
-)
-PROBE = "Zq7probe"  # content of a message that shows which forms of content a template reads
-ARGUMENTS = {"Zq7name": "Zq7value"}  # arguments of a call that show which forms of arguments a template reads
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the assistant's reasoning, in order of precedence
 
 
 class Rendered(NamedTuple):
@@ -92,10 +78,10 @@ class ChatTemplate:
         answer_tokens: Sequence[str] = (),
     ) -> None:
         self.source = source
-        self.variables = dict[str, Any](variables or {})
-        for name, value in self.variables.items():
-            if name.endswith("_token") and value == "":
-                self.variables[name] = jinja2.Undefined(name=name)
+        self.variables = dict[str, Any]()
+        for name, value in (variables or {}).items():
+            is_null_token = name.endswith("_token") and value == ""
+            self.variables[name] = jinja2.Undefined(name=name) if is_null_token else value
         self.date = date
         self.answer_tokens = tuple(answer_tokens)
 
@@ -123,17 +109,12 @@ class ChatTemplate:
         return self._render(self.readable(messages), tools, add_generation_prompt, limit)
 
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages with contents and arguments of calls in the form that the template reads.
-
-        A string becomes a list of one part if the template reads only lists of parts. A list of text parts becomes its
-        concatenation if the template reads only strings. Without these changes, the template would not render the text.
-        Likewise, arguments are passed as an object to a template that does not print their JSON, and as JSON to a template
-        that needs JSON.
+        """Return messages with contents and arguments of calls in the form that the template reads (`MessageForms`).
 
         Raises:
             UserError: if the messages are malformed.
         """
-        return [self._with_readable_calls(self._readable(message)) for message in check_messages(messages)]
+        return [self._forms.readable(message) for message in check_messages(messages)]
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool, limit: int
@@ -153,6 +134,7 @@ class ChatTemplate:
         except Exception as e:  # any exception of a template
             raise UserError(f"the chat template cannot render these messages: {str(e) or type(e).__name__}") from None
 
+        # Remove the marks: every second part is the text of a `{% generation %}`.
         text = ""
         spans: list[tuple[int, int]] = []
         for number, part in enumerate(marked.split(MARK)):
@@ -161,83 +143,12 @@ class ChatTemplate:
             text += part
         return Rendered(text, spans)
 
-    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with the form of content that the template reads."""
-        content = message.get("content")
-        if isinstance(content, str):
-            if self._reads_text or not self._reads_parts:
-                return message
-            return message | {"content": [{"type": "text", "text": content}]}
-
-        if not isinstance(content, list) or self._reads_parts or not self._reads_text:
-            return message
-        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        if len(texts) < len(content):  # other parts, such as images
-            return message
-        return message | {"content": "".join(texts)}
-
     @cached_property
-    def _reads_text(self) -> bool:
-        return self._reads(PROBE)
+    def _forms(self) -> MessageForms:
+        def render(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+            return self._render(messages, tools, add_generation_prompt=False, limit=PROBED).text
 
-    @cached_property
-    def _reads_parts(self) -> bool:
-        return self._reads([{"type": "text", "text": PROBE}])
-
-    def _reads(self, content: Any) -> bool:
-        """Return whether the template renders the text of a content without the names of the fields of its parts."""
-        question = {"role": "user", "content": content}
-        for before, tools in CONTEXTS:
-            with suppress(UserError):
-                messages = [*(message | {"content": content} for message in before), question]
-                rendered = self._render(messages, tools, False, PROBED)
-                is_printed = any(field in rendered.text for field in ("'text'", '"text"'))
-                return PROBE in rendered.text and not is_printed
-        return False
-
-    def _with_readable_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with the form of arguments that the template reads."""
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list):
-            return message
-        return message | {"tool_calls": [self._readable_call(call) for call in calls]}
-
-    def _readable_call(self, call: Any) -> Any:
-        """Convert the arguments of a call to the form that the template reads, JSON or an object."""
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            return call
-        given = function.get("arguments")
-        arguments = given
-        if isinstance(given, str) and not self._reads_json:
-            arguments = _parsed(given)
-        elif isinstance(given, Mapping) and self._reads_json and not self._reads_object:
-            arguments = json.dumps(given, ensure_ascii=False)
-        if arguments is given:
-            return call
-        changed = {**function, "arguments": arguments}
-        return changed if function is call else {**call, "function": changed}
-
-    @cached_property
-    def _reads_json(self) -> bool:
-        """Whether the template prints arguments that are given as JSON."""
-        text = json.dumps(ARGUMENTS)
-        return any(text in rendered for rendered in self._with_call(text))
-
-    @cached_property
-    def _reads_object(self) -> bool:
-        return any(ARGUMENTS["Zq7name"] in rendered for rendered in self._with_call(ARGUMENTS))
-
-    def _with_call(self, arguments: Any) -> Iterator[str]:
-        """Render short conversations with a call, in all combinations of context, content and result that may be needed."""
-        call = {"id": "Zq7callid", "type": "function", "function": {"name": "Zq7function", "arguments": arguments}}
-        answer = {"role": "assistant", "tool_calls": [call]}
-        result = {"role": "tool", "name": "Zq7function", "tool_call_id": "Zq7callid", "content": PROBE}
-        question = {"role": "user", "content": PROBE}
-        for (before, tools), content, after in product(CONTEXTS, ({}, {"content": ""}), ([], [result])):
-            messages = [*before, question, answer | content, *after]
-            with suppress(UserError):
-                yield self._render([self._readable(message) for message in messages], tools, False, PROBED).text
+        return MessageForms(render)
 
     @cached_property
     def strings(self) -> frozenset[str]:
@@ -277,12 +188,3 @@ def for_templates(message: Message) -> dict[str, Any]:
         if name in fields:
             return {"thinking": fields[name], **fields, "reasoning_content": fields[name]}
     return fields
-
-
-def _parsed(arguments: str) -> Any:
-    """Parse arguments that are the JSON of an object; return other texts unchanged."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
