@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxgpt.data.same_ids import same_vocabulary
-from jaxgpt.data.special import SpecialTokens, read_special_files
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.special_files import read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, without_ids_from
 from jaxgpt.errors import UserError

@@ -28,7 +28,8 @@ from jaxgpt.convert.templates import with_defaults
 from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
 from jaxgpt.convert.write_weights import rounded_weights, save_weights
 from jaxgpt.data.chat_encoding import stop_ids
-from jaxgpt.data.special import IDS, SpecialTokens, read_special_files
+from jaxgpt.data.special import IDS, SpecialTokens
+from jaxgpt.data.special_files import read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import (
     GPT2_REPO,

@@ -33,13 +33,15 @@ def with_bos(tokenizer: Tokenizer, rule: str) -> Tokenizer:
     if ids == tokenizer.bos_ids:
         return tokenizer
     assert isinstance(tokenizer, SubwordTokenizer)
-    value = json.loads(tokenizer.to_json())
+    values = json.loads(tokenizer.to_json())
+    before = values["post_processor"]
     if ids:
-        value["post_processor"] = _prepending(value["post_processor"], ids[0], tokenizer.library.id_to_token(ids[0]))
+        values["post_processor"] = _prepending(before, ids[0], tokenizer.library.id_to_token(ids[0]))
     else:
-        value["post_processor"] = _not_prepending(value["post_processor"])
+        values["post_processor"] = _not_prepending(before)
+
     library = type(tokenizer.library)
-    changed = SubwordTokenizer(call_tokenizers(lambda: library.from_str(json.dumps(value)), "this post-processor"))
+    changed = SubwordTokenizer(call_tokenizers(lambda: library.from_str(json.dumps(values)), "this post-processor"))
     changed.special = tokenizer.special
     return changed
 
@@ -54,14 +56,24 @@ def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
         return ()
     if rule == "auto" or tokenizer.bos_ids:
         return tokenizer.bos_ids
-    i = tokenizer.special.bos_id
-    if i is None and isinstance(tokenizer, SubwordTokenizer):
-        i = tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", ""))
-    if i is None or i >= tokenizer.vocab_size or not isinstance(tokenizer, SubwordTokenizer):
+
+    bos_id = _declared_bos(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else None
+    if bos_id is None or bos_id >= tokenizer.vocab_size:
         raise UserError(
             "bos yes: the tokenizer has no beginning-of-text token; use bos auto, or add bos_token to tokenizer_config.json"
         )
-    return (i,)
+    return (bos_id,)
+
+
+def _declared_bos(tokenizer: SubwordTokenizer) -> int | None:
+    """Return the id that the files of a model declare, by id or by name, even if the tokenizer does not prepend it."""
+    special = tokenizer.special
+    return _named_bos(tokenizer) if special.bos_id is None else special.bos_id
+
+
+def _named_bos(tokenizer: SubwordTokenizer) -> int | None:
+    """Return the id of the token with the name `bos_token`; None: no such token."""
+    return tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", ""))
 
 
 def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -84,10 +96,9 @@ def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int]
         added.add(tokenizer.eos_id)
     if isinstance(tokenizer, SubwordTokenizer):
         # The files of a model may also declare ordinary tokens, such as a line break, as ends of texts.
-        named = {tokenizer.special.bos_id, *tokenizer.end_ids}
-        named.add(tokenizer.library.token_to_id(tokenizer.special.names.get("bos_token", "")))
+        declared = {tokenizer.special.bos_id, _named_bos(tokenizer), *tokenizer.end_ids}
         tokens = tokenizer.library.get_added_tokens_decoder()
-        added |= {i for i in named if i is not None and i in tokens and tokens[i].special}
+        added |= {i for i in declared if i is not None and i in tokens and tokens[i].special}
     is_added = np.isin(ids, [*added])
     texts = []
     for part in np.split(ids, np.flatnonzero(is_added)):
@@ -112,7 +123,7 @@ def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
     return ""
 
 
-def _prepending(before: Any, i: int, token: str) -> Any:
+def _prepending(before: Any, bos_id: int, token: str) -> Any:
     """Return a post-processor that applies `before`, then prepends a token."""
     start = {"SpecialToken": {"id": token, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
@@ -121,7 +132,7 @@ def _prepending(before: Any, i: int, token: str) -> Any:
         "type": "TemplateProcessing",
         "single": [start, first],
         "pair": [start, first, second],
-        "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]}},
+        "special_tokens": {token: {"id": token, "ids": [bos_id], "tokens": [token]}},
     }
     if before is None:
         return template
@@ -129,11 +140,11 @@ def _prepending(before: Any, i: int, token: str) -> Any:
 
 
 def _not_prepending(value: Any) -> Any:
-    """Return a post-processor that prepends no token; templates keep other tokens, such as an end."""
+    """Return a post-processor that prepends no token, or None; templates keep other tokens, such as an end."""
     kind = value and value["type"]
     if kind == "Sequence":
-        parts = [_not_prepending(each) for each in value["processors"]]
-        return {"type": "Sequence", "processors": [each for each in parts if each is not None]}
+        processors = [_not_prepending(processor) for processor in value["processors"]]
+        return {"type": "Sequence", "processors": [processor for processor in processors if processor is not None]}
     if kind == "TemplateProcessing":
         return value | {key: _without_start(value[key]) for key in ("single", "pair")}
     if kind in ("BertProcessing", "RobertaProcessing"):
@@ -142,6 +153,7 @@ def _not_prepending(value: Any) -> Any:
 
 
 def _without_start(pieces: list[Any]) -> list[Any]:
+    """Return the pieces of a template without the special tokens at its start."""
     start = 0
     while start < len(pieces) and "SpecialToken" in pieces[start]:
         start += 1

@@ -7,7 +7,7 @@ template that trims, splits or joins messages. In the rendered text, only names 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -94,10 +94,10 @@ class ControlTokens:
             return self._protect_text(value, mark, kept, markup)
         if isinstance(value, dict):
             keys = [self.protect(key, mark, kept, markup) for key in value]
-            values = [self.protect(each, mark, kept, markup) for each in value.values()]
+            values = [self.protect(item, mark, kept, markup) for item in value.values()]
             return dict(zip(keys, values, strict=True))
         if isinstance(value, (list, tuple)):
-            return [self.protect(each, mark, kept, markup) for each in value]
+            return [self.protect(item, mark, kept, markup) for item in value]
         return value
 
     def _protect_text(self, text: str, mark: str, kept: Collection[str], markup: Collection[str] | None) -> str:
@@ -109,13 +109,13 @@ class ControlTokens:
             return text
 
         inside = set[int]()  # indices before which marks are inserted
-        unchanged = list[range]()
+        unchanged = list[range]()  # indices inside of kept names
         for match in self.find(text):
-            name = text[match.begin : match.end]
             if self.names[match.id] in kept:
                 unchanged.append(range(match.begin + 1, match.end))
-            else:
-                inside.add(match.end - len(name.lstrip()) + 1)
+                continue
+            name = text[match.begin : match.end].lstrip()
+            inside.add(match.end - len(name) + 1)
 
         if markup is not None:
             # Mark every character that begins a name, except in strings of `markup` (at each place, the longest).
@@ -125,11 +125,12 @@ class ControlTokens:
                 if found[0] in self._first:
                     inside.add(found.end())
 
-        inside = {index for index in inside if not any(index in each for each in unchanged)}
+        inside = {index for index in inside if not any(index in name for name in unchanged)}
         bounds = [0, *sorted(inside), len(text)]
         return mark.join(text[begin:end] for begin, end in pairwise(bounds))
 
     def _check_words(self, text: str, kept: Collection[str]) -> None:
+        """Raise `UserError` if a word of a text is the name of a control token: a tokenizer of words cannot mark it."""
         for word in text.split():
             if word in self.names.values() and word not in kept:
                 raise not_text(word)
@@ -146,7 +147,8 @@ def unused_mark(values: Iterable[Any]) -> str:
     """Return a character that occurs in none of the JSON values."""
     used = set[str]()
     for value in values:
-        _collect(value, used.update)
+        for text in _strings(value):
+            used.update(text)
     return next(mark for mark in MARKS if mark not in used)
 
 
@@ -155,14 +157,14 @@ def not_text(name: str) -> UserError:
     return UserError(f"the tokenizer cannot encode {name} in a message as text: remove it from the message")
 
 
-def _collect(value: Any, add: Callable[[str], None]) -> None:
-    """Call `add` with each string of a JSON value."""
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings of a JSON value, including keys."""
     if isinstance(value, str):
-        add(value)
+        yield value
     elif isinstance(value, dict):
-        for key, each in value.items():
-            _collect(key, add)
-            _collect(each, add)
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _collect(each, add)
+        for item in value:
+            yield from _strings(item)

@@ -1,4 +1,4 @@
-"""Documents that `jaxgpt data prepare` does not write: unreadable, repeated and short documents, with their counts."""
+"""Documents that `jaxgpt data prepare` does not write: count and describe unreadable documents, and find repeated documents."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 from jaxgpt.data.index import Skips
 
-FIRST = 10  # maximum number of errors listed in the index
-GROUPS = 200  # maximum number of groups of similar errors in the index
-SHOWN = 10  # maximum number of groups in the summary
-IDENTITY = 16  # bytes of a SHA-256 that identify a document
+MAX_ERRORS = 10  # maximum number of errors listed in the index
+MAX_GROUPS = 200  # maximum number of groups of similar errors in the index
+MAX_SHOWN = 10  # maximum number of groups in the summary
+IDENTITY_BYTES = 16  # bytes of a SHA-256 that identify a document
 VARYING = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # parts of an error that differ between documents
-ORDER = {"rest": 0, "file": 1, "document": 2}  # groups in the summary: the largest losses first
+ORDER = {"rest": 0, "file": 1, "document": 2}  # order of lost parts in the summary
 
 
 def no_skips() -> Skips:
@@ -32,7 +32,7 @@ def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
         skipped["documents"] += 1
     else:
         skipped["files"] += 1
-    if len(skipped["first"]) < FIRST:
+    if len(skipped["first"]) < MAX_ERRORS:
         skipped["first"].append(message)
 
     kind = VARYING.sub("?", message.removeprefix(file))
@@ -40,21 +40,21 @@ def count_skipped(skipped: Skips, message: str, file: str, lost: str) -> None:
         if (group["file"], group["lost"], group["kind"]) == (file, lost, kind):
             group["number"] += 1
             return
-    if len(skipped["groups"]) < GROUPS:
+    if len(skipped["groups"]) < MAX_GROUPS:
         skipped["groups"].append({"file": file, "lost": lost, "kind": kind, "number": 1, "first": message})
 
 
 def skipped_lines(skipped: Skips) -> list[str]:
-    """Describe the skipped documents and files: truncated files first, then complete files, then the largest groups."""
+    """Describe groups of errors: lost remainders of files, files, then documents, each with the largest group first."""
     groups = sorted(skipped["groups"], key=lambda group: (ORDER[group["lost"]], -group["number"]))
     lines = []
-    for group in groups[:SHOWN]:
+    for group in groups[:MAX_SHOWN]:
         line = group["first"]
         if group["number"] > 1:
             line = f"{group['number']:,} documents of {group['file']}; the first: {line}"
         lines.append(line)
-    if len(groups) > SHOWN:
-        lines.append(f"and {len(groups) - SHOWN:,} other errors, listed in index.json")
+    if len(groups) > MAX_SHOWN:
+        lines.append(f"and {len(groups) - MAX_SHOWN:,} other errors, listed in index.json")
     return lines
 
 
@@ -78,7 +78,7 @@ class Repeats:
         """
         if not is_first:
             return
-        key = identity[:IDENTITY]
+        key = identity[:IDENTITY_BYTES]
         self.is_repeat = key in self._seen
         if key:
             self._seen.add(key)

@@ -1,4 +1,4 @@
-"""Notes on the files of sources: text that is probably repeated, and markup that becomes text."""
+"""Notes on the files of sources: documents that are probably repeated, and markup that becomes text."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -
     found = [*_copies(sources), *_formats(files, beginning), *_versions(files)]
     if not found:
         return ""
-    first = sources[0].name
     advice = "pass only the files to read"
-    if first.startswith(HUB):
-        advice = f"choose files with {first}/PATTERN"
+    name = sources[0].name
+    if name.startswith(HUB):
+        advice = f"choose files with {name}/PATTERN"
     return f"some text may be read twice: {'; '.join(found)}: {advice}, or use --dedup exact"
 
 
@@ -83,38 +83,39 @@ def _versions(files: Iterable[Path]) -> list[str]:
     `Stories-train.txt` differ by a version.
     """
     plain = []
-    marked = []
+    versions = []
     for path in files:
-        found = VERSION.search(path.name)
-        if found:
-            marked.append((path, found))
+        version = VERSION.search(path.name)
+        if version:
+            versions.append((path, version))
         else:
             plain.append(path)
 
     first = dict[str, Path]()  # first file with a version, keyed by its name without the version
-    for path, found in marked:
-        others = path.name[: found.start()] + path.name[found.end() :]
-        before = path.name[: found.start()].rstrip("-_. ")
-        same = [first[others]] if others in first else []
-        if before:
-            same += [other for other in plain if _is_plain_version(other, path, before, others)]
+    for path, version in versions:
+        before = path.name[: version.start()]
+        without_version = before + path.name[version.end() :]
+        same = [first[without_version]] if without_version in first else []
+        same += [other for other in plain if _is_plain_version(other, path, before.rstrip("-_. "), without_version)]
         if same:
             return [f"{same[0]} and {path} are versions of one text"]
-        first[others] = path
+        first[without_version] = path
     return []
 
 
-def _is_plain_version(plain: Path, path: Path, before: str, others: str) -> bool:
+def _is_plain_version(plain: Path, path: Path, before: str, without_version: str) -> bool:
     """Return whether a name without a version equals a name with a version, apart from the version and further words.
 
     Args:
         plain: file without a version in its name.
         path: file with a version in its name.
-        before: the name of `path` before the version.
-        others: the name of `path` without the version.
+        before: the name of `path` before the version, without separators; empty: the version is first, so nothing is equal.
+        without_version: the name of `path` without the version.
     """
+    if not before or not plain.name.startswith(before):
+        return False
     is_alike = (_suffix(plain), split_of(plain)) == (_suffix(path), split_of(path))
-    return is_alike and plain.name.startswith(before) and _words(plain.name) <= _words(others)
+    return is_alike and _words(plain.name) <= _words(without_version)
 
 
 def _words(name: str) -> set[str]:

@@ -15,7 +15,7 @@ from jaxgpt.atomic import write_atomically, write_json
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
-from jaxgpt.data.special import SpecialFiles, read_special_files
+from jaxgpt.data.special_files import SpecialFiles, read_special_files
 from jaxgpt.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,

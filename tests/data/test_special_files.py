@@ -12,7 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
-from jaxgpt.data.special import TOKENS, read_special_files
+from jaxgpt.data.special import TOKENS
+from jaxgpt.data.special_files import read_special_files
 from jaxgpt.data.tokenizer import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError
