@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import origin
 from jaxgpt.config import Config
@@ -21,11 +22,19 @@ from jaxgpt.trainer.program import Program
 
 
 class Introduction(NamedTuple):
-    """The facts to print before the first step of a run."""
+    """The facts to print before the first step of a run.
+
+    Attributes:
+        program: the compiled functions of the run.
+        data: its data.
+        run: its directory.
+        last: the checkpoint that training resumes from; `Info(0)` for a new run.
+    """
 
     program: Program
     data: Data
     run: Run
+    last: Info
 
     def lines(self) -> dict[str, str | list[str]]:
         """Return the lines about the model, data, devices and directory of the run, keyed by label."""
@@ -37,13 +46,14 @@ class Introduction(NamedTuple):
         return {
             "preset": model,
             "weights": f"started from {origin(config)}" if config.init_from else "",
-            "data": self._describe_data(config),
+            "data": self.describe_data(),
             "devices": [self._describe_devices(), self.program.note],
             "run": str(self.run.path),
         }
 
-    def _describe_data(self, config: Config) -> list[str]:
+    def describe_data(self) -> list[str]:
         """Return lines about the data, the length of the training, and the uniform baseline or the objective."""
+        config = self.program.config
         data = self.data
         train = config.train
         if config.post.is_rollout:
@@ -61,11 +71,20 @@ class Introduction(NamedTuple):
 
         text = f"{data.characters:,} characters, " if data.characters else ""
         held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
-        epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
+
+        # Before the checkpoint, steps may have had a different batch size.
+        steps = f"{train.steps:,} steps of {rows}"
+        rows_before = self.last.tokens // config.row_tokens
+        steps_left = train.steps - self.last.step
+        epochs = (rows_before + steps_left * train.batch_size) / Batches.of(config, data.train).per_epoch
+        length = f"{epochs:.3g} epochs"
+        if rows_before != self.last.step * train.batch_size:
+            steps = f"{steps_left:,} more steps of {rows}"
+            length += " in total"
         return [
             data.source,
             f"{text}{len(data.train):,} training tokens, {held_out}, vocabulary of {data.tokenizer.vocab_size:,}",
-            f"{train.steps:,} steps of {rows}: {epochs:.3g} epochs",
+            f"{steps}: {length}",
             baseline,
             self._describe_reference(config, epochs),
         ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.index import kept_checkpoint_message
+from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.final_sample import final_sample, first_prompt, sample_command, without_bos
@@ -67,7 +68,8 @@ class RunPrinter(Listener):
         self._step = step
         self._total = config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
-        self.console.write(aligned(Introduction(program, data, run).lines()))
+        last = read_info(run.checkpoints / str(step)) if step else Info(0)
+        self.console.write(aligned(Introduction(program, data, run, last).lines()))
         if is_leader():
             self._update_baselines()
             self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure

@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from helpers import TEXT, Result, comparable, flags, jaxgpt
 
 from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import read_info, seal
+from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.introduction import Introduction
 from jaxgpt.data import Batches, open_data
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.locks import LOCK
@@ -159,6 +161,18 @@ def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyP
         assert result.err.startswith("jaxgpt: already at 4/4: run is finished")
         assert result.err.count("\n") == 1
     assert (run / "config.json").read_bytes() == before
+
+
+def test_the_printed_epochs_count_the_windows_before_a_change_of_the_batch_size(run: Path) -> None:
+    """Two steps of 4 windows, then four steps of 8 windows: 40 windows in total."""
+    config = Run(run).config()
+    config = replace(config, train=replace(config.train, steps=6, batch_size=8))
+    data = open_data(config)
+    program: Any = SimpleNamespace(config=config)
+    last = Info(2, tokens=2 * 4 * 16)
+    lines = Introduction(program, data, Run(run), last).describe_data()
+    windows = Batches.of(config, data.train).per_epoch
+    assert f"4 more steps of 8 x 16 tokens: {40 / windows:.3g} epochs in total" in lines
 
 
 def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
