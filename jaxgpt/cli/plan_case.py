@@ -14,8 +14,8 @@ from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
-    from jaxgpt.plan.residuals import Work
     from jaxgpt.plan.topology import Topology
+    from jaxgpt.plan.work import Work
 
 NOT_IN_AGAINST = (
     "against",

@@ -14,8 +14,9 @@ from jaxgpt.parallel.rows import row_shards
 from jaxgpt.parallel.rules import AXES
 from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.estimate import estimate, resolve_mesh
-from jaxgpt.plan.residuals import NEXT_TOKEN, Work, one_device
+from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.topology import Topology, larger_slices
+from jaxgpt.plan.work import NEXT_TOKEN, Work
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 LEAST_POSITIONS = 4096  # positions per device along context; shorter windows are better divided as rows

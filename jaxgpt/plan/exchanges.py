@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.plan.collectives import Collective
+from jaxgpt.plan.context import KeyExchange
+from jaxgpt.plan.counts import GradientElements
 
 
-class Step(NamedTuple):
+class StepSizes(NamedTuple):
     """The sizes that determine the collectives of a step."""
 
     config: Config  # settings of the run, with a resolved mesh
@@ -21,26 +23,22 @@ class Step(NamedTuple):
     rows: int  # windows of a microbatch on a device
     vocab: int  # ids of a device
     weights: float  # elements of the weights, gathered along fsdp
-    # Elements of the shards of gradients, by the axes over which they are summed.
-    reduced: Mapping[tuple[str, ...], float]
-    scattered: float  # elements of the shards of gradients that are scattered along fsdp
-    keys: float = 0.0  # elements of the keys and values of a block, in whole windows
-    context_attention: str = ""  # gathered, halo, ring, or "": positions are not divided by a kernel
-    halo_layers: int = 0  # number of layers in which a device receives only the keys before its tokens
-    halo: int = 0  # number of tokens with these keys
-    logit_chunks: int = 1  # chunks of the logits of a microbatch (train.loss_chunk)
-    reference: ModelConfig | None = None  # architecture of the frozen weights that the objective reads
-    reference_weights: float = 0.0  # elements of these weights, gathered along fsdp
+    gradients: GradientElements
+    keys: float  # elements of the keys and values of a block, in whole windows
+    key_exchange: KeyExchange
+    logit_chunks: int  # chunks of the logits of a microbatch (train.loss_chunk)
+    reference: ModelConfig | None  # architecture of the frozen weights that the objective reads; None: no such weights
+    reference_weights: float  # elements of these weights, gathered along fsdp
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def mesh(self) -> dict[str, int]:
         """Size of each axis of the mesh."""
         return sizes_of(self.config.mesh)
 
     @property
-    def tokens(self) -> float:
+    def stream(self) -> float:
         """Elements of the residual stream of a microbatch on a device."""
-        return self.rows * self.config.window / self.sizes["context"] * self.config.model.n_embd
+        return self.rows * self.config.window / self.mesh["context"] * self.config.model.n_embd
 
     @property
     def table(self) -> float:
@@ -52,19 +50,21 @@ class Step(NamedTuple):
         return 0.0 if model.tie_embeddings else self.vocab * model.n_embd
 
 
-def implied(step: Step) -> Iterator[Collective]:
+def implied(step: StepSizes) -> Iterator[Collective]:
     """Yield the collectives of a step, per device; groups of one device do not communicate."""
     for exchange in EXCHANGES:
-        yield from (one for one in exchange(step) if one.group > 1 and one.times)
+        for collective in exchange(step):
+            if collective.group > 1 and collective.times:
+                yield collective
 
 
-def weights(step: Step) -> Iterator[Collective]:
+def weight_gathers(step: StepSizes) -> Iterator[Collective]:
     """Yield the gathers of the weights along fsdp, in both passes of each microbatch, and of the reference's weights.
 
     All gathers except the first are avoidable: a program may keep the gathered weights in memory.
     """
     size = step.width * (step.weights - step.table)
-    group = step.sizes["fsdp"]
+    group = step.mesh["fsdp"]
     count = step.microbatches
     yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site="weights", avoidable=2 * count - 1)
     if step.reference:
@@ -73,18 +73,19 @@ def weights(step: Step) -> Iterator[Collective]:
         yield Collective("all-gather", size, group, count, axes=("fsdp",), site=site, avoidable=count - 1)
 
 
-def gradients(step: Step) -> Iterator[Collective]:
+def gradient_sums(step: StepSizes) -> Iterator[Collective]:
     """Yield the sums of the gradients: a reduce-scatter along fsdp, then all-reduces over the other axes and slices."""
     count = step.microbatches
-    free = count - 1  # a program may add the gradients of all microbatches first
-    table = 0.0 if step.config.lora.rank else step.table / step.sizes["fsdp"]
-    yield from _sums(step, step.scattered - table, step.reduced, count, free, "gradients")
+    table = 0.0 if step.config.lora.rank else step.table / step.mesh["fsdp"]
+    elements = step.gradients._replace(scattered=step.gradients.scattered - table)
+    # A program may add the gradients of all microbatches first.
+    yield from _sums(step, elements, count, avoidable=count - 1, site="gradients")
 
 
-def logit_chunks(step: Step) -> Iterator[Collective]:
+def repeated_chunks(step: StepSizes) -> Iterator[Collective]:
     """Yield what each chunk of logits after the first repeats: the gathers of the head, and the sum of its gradient."""
     count = step.microbatches * (step.logit_chunks - 1)
-    group = step.sizes["fsdp"]
+    group = step.mesh["fsdp"]
     head = step.vocab * step.config.model.n_embd
     size = step.width * head
     site = "head, for each chunk"
@@ -92,48 +93,55 @@ def logit_chunks(step: Step) -> Iterator[Collective]:
     yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site=site, avoidable=2 * count)
     if not step.config.lora.rank:
         shard = head / group
-        yield from _sums(step, shard, {("data", "expert", "context"): shard}, count, count, site)
+        elements = GradientElements(summed={("data", "expert", "context"): shard}, scattered=shard)
+        yield from _sums(step, elements, count, avoidable=count, site=site)
 
 
-def _sums(
-    step: Step, scattered: float, reduced: Mapping[tuple[str, ...], float], count: int, avoidable: int, site: str
-) -> Iterator[Collective]:
+def _sums(step: StepSizes, gradients: GradientElements, count: int, avoidable: int, site: str) -> Iterator[Collective]:
     """Yield the collectives that sum gradients, each executed `count` times.
 
     Args:
         step: the sizes of the step.
-        scattered: elements of the shards of gradients that are scattered along fsdp.
-        reduced: elements of the shards of gradients, by the axes over which they are summed.
+        gradients: elements of the gradients.
         count: number of executions.
         avoidable: number of these executions that a program may avoid.
         site: name of the gradients.
     """
-    size = step.width * scattered
-    yield Collective("reduce-scatter", size, step.sizes["fsdp"], count, axes=("fsdp",), site=site, avoidable=avoidable)
+    size = step.width * gradients.scattered
+    yield Collective("reduce-scatter", size, step.mesh["fsdp"], count, axes=("fsdp",), site=site, avoidable=avoidable)
 
-    for names, elements in reduced.items():
-        axes = tuple(axis for axis in names if step.sizes[axis] > 1)
-        group = math.prod(step.sizes[axis] for axis in axes)
+    for names, elements in gradients.summed.items():
+        axes = tuple(axis for axis in names if step.mesh[axis] > 1)
+        group = math.prod(step.mesh[axis] for axis in axes)
         size = step.width * elements
         if not size or group == 1:
             continue
         if step.slices > 1 and "data" in axes:
             # Between slices, each device sums one shard of the gradients, already summed within its slice.
             group //= step.slices
-            yield Collective("all-reduce", size / group, step.slices, count, True, ("data",), site, avoidable=avoidable)
+            yield Collective(
+                kind="all-reduce",
+                bytes=size / group,
+                group=step.slices,
+                times=count,
+                between_slices=True,
+                axes=("data",),
+                site=site,
+                avoidable=avoidable,
+            )
         yield Collective("all-reduce", size, group, count, axes=axes, site=site, avoidable=avoidable)
 
 
-def embeddings(step: Step) -> Iterator[Collective]:
+def embedding_exchanges(step: StepSizes) -> Iterator[Collective]:
     """Yield the exchanges of token embeddings along fsdp, forward and backward: the table is sharded."""
     times = 2 * step.microbatches
-    size = step.width * step.tokens
+    size = step.width * step.stream
     yield Collective(
-        "all-to-all", size, step.sizes["fsdp"], times, axes=("fsdp",), site="token embeddings", avoidable=times
+        "all-to-all", size, step.mesh["fsdp"], times, axes=("fsdp",), site="token embeddings", avoidable=times
     )
 
 
-def blocks(step: Step) -> Iterator[Collective]:
+def block_sums(step: StepSizes) -> Iterator[Collective]:
     """Yield the all-reduces of tensor parallelism in each block, in both passes.
 
     The forward pass sums the outputs of attention and MLP, and the backward pass sums the gradients of their inputs.
@@ -144,66 +152,70 @@ def blocks(step: Step) -> Iterator[Collective]:
     times = model.n_layer * step.microbatches
     of_attention = of_mlp = [step.width, step.width]
     of_experts = [4, step.width]
-    widths = [*of_attention, *of_mlp]
-    free = 0
-    if model.n_experts:
-        widths = [*of_attention, *of_experts]
-        if model.shared_experts:
-            widths += of_mlp
-            free = times  # a program may first add the gradients of the input of the experts and of this MLP
-    group = step.sizes["tensor"]
+    widths = [*of_attention, *(of_experts if model.n_experts else of_mlp)]  # bytes per number of each sum
+    avoidable = 0
+    if model.n_experts and model.shared_experts:
+        widths += of_mlp
+        avoidable = times  # a program may first add the gradients of the input of the experts and of this MLP
+
     for width in sorted(set(widths)):
-        count = widths.count(width) * times
-        size = width * step.tokens
-        avoidable = free if width == step.width else 0
-        site = "activations of blocks"
-        yield Collective("all-reduce", size, group, count, axes=("tensor",), site=site, avoidable=avoidable)
+        yield Collective(
+            kind="all-reduce",
+            bytes=width * step.stream,
+            group=step.mesh["tensor"],
+            times=widths.count(width) * times,
+            axes=("tensor",),
+            site="activations of blocks",
+            avoidable=avoidable if width == step.width else 0,
+        )
 
 
-def experts(step: Step) -> Iterator[Collective]:
+def expert_exchanges(step: StepSizes) -> Iterator[Collective]:
     """Yield the exchanges of expert parallelism: tokens to the experts and float32 outputs back, and their gradients."""
     times = step.config.model.n_layer * step.microbatches
-    group = step.sizes["expert"]
-    size = step.width * step.tokens * group
+    group = step.mesh["expert"]
+    size = step.width * step.stream * group
     yield Collective("all-gather", size, group, 2 * times, axes=("expert",), site="tokens of experts")
     for width in (step.width, 4):
-        size = width * step.tokens
+        size = width * step.stream
         yield Collective("reduce-scatter", size, group, times, axes=("expert",), site="tokens of experts")
 
 
-def keys(step: Step) -> Iterator[Collective]:
+def key_exchanges(step: StepSizes) -> Iterator[Collective]:
     """Yield the exchanges of keys and values along context, forward and backward, and of their gradients.
 
     With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the devices with the
     tokens before a chunk send keys and values to it. In a ring, keys and values visit all other devices, and the float32 sums
     of their gradients return to their own device after the last one.
     """
-    group = step.sizes["context"]
+    group = step.mesh["context"]
+    axes = ("context",)
     size = step.width * step.keys
-    if step.halo_layers:
-        times = step.halo_layers * step.microbatches
-        sent = size * step.halo / step.config.window
-        yield Collective("collective-permute", sent, group, 2 * times, axes=("context",), site="keys and values")
-        yield Collective("collective-permute", sent, group, times, axes=("context",), site="gradients of keys")
+    exchange = step.key_exchange
+    if exchange.halo_layers:
+        times = exchange.halo_layers * step.microbatches
+        sent = size * exchange.halo / step.config.window
+        yield Collective("collective-permute", sent, group, 2 * times, axes=axes, site="keys and values")
+        yield Collective("collective-permute", sent, group, times, axes=axes, site="gradients of keys")
 
-    times = (step.config.model.n_layer - step.halo_layers) * step.microbatches
-    if step.context_attention == "gathered":
-        yield Collective("all-gather", size, group, 2 * times, axes=("context",), site="keys and values")
-        yield Collective("reduce-scatter", size / group, group, times, axes=("context",), site="gradients of keys")
-    if step.context_attention == "ring":
+    times = (step.config.model.n_layer - exchange.halo_layers) * step.microbatches
+    if exchange.kind == "gathered":
+        yield Collective("all-gather", size, group, 2 * times, axes=axes, site="keys and values")
+        yield Collective("reduce-scatter", size / group, group, times, axes=axes, site="gradients of keys")
+    if exchange.kind == "ring":
         hops = 2 * (group - 1) * times
-        yield Collective("collective-permute", size / group, group, hops, axes=("context",), site="keys and values")
-        size = 4.0 * step.keys / group
-        yield Collective("collective-permute", size, group, group * times, axes=("context",), site="gradients of keys")
+        yield Collective("collective-permute", size / group, group, hops, axes=axes, site="keys and values")
+        float32_size = 4.0 * step.keys / group
+        yield Collective("collective-permute", float32_size, group, group * times, axes=axes, site="gradients of keys")
 
 
 # The functions are in the order of a step. For a new axis of the mesh, add a function.
-EXCHANGES: tuple[Callable[[Step], Iterator[Collective]], ...] = (
-    embeddings,
-    weights,
-    blocks,
-    experts,
-    keys,
-    logit_chunks,
-    gradients,
+EXCHANGES: tuple[Callable[[StepSizes], Iterator[Collective]], ...] = (
+    embedding_exchanges,
+    weight_gathers,
+    block_sums,
+    expert_exchanges,
+    key_exchanges,
+    repeated_chunks,
+    gradient_sums,
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
 from jaxgpt.plan.kernel import KERNEL
 
 
-def count_flops(jaxpr: Any) -> float:
+def count_flops(jaxpr: Jaxpr) -> float:
     """Count the FLOPs of the matrix products and attention kernels of a jaxpr, including all calls.
 
     A product of `[I, K]` and `[K, O]` has `2 I K O` FLOPs. The body of a scan counts once per iteration, the body of a `while`
@@ -18,27 +20,29 @@ def count_flops(jaxpr: Any) -> float:
     return math.fsum(_flops(eqn) for eqn in jaxpr.eqns)
 
 
-def _flops(eqn: Any) -> float:
+def _flops(eqn: JaxprEqn) -> float:
+    """Count the FLOPs of an equation."""
     name = eqn.primitive.name
     if eqn.primitive is KERNEL:
         return float(eqn.params["flops"])
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-        return 2.0 * inner * math.prod(eqn.outvars[0].aval.shape)
+        inner = math.prod(_shape(eqn.invars[0])[axis] for axis in contracted)
+        return 2.0 * inner * math.prod(_shape(eqn.outvars[0]))
     if name.startswith("ragged_dot"):
         return _ragged_flops(eqn)
     if name == "cond":
         return _branch_flops(eqn)
 
-    # For calls and loops, count the jaxprs among the parameters.
+    # Calls and loops.
     times = eqn.params["length"] if name == "scan" else 1
-    return times * math.fsum(count_flops(each) for each in _jaxprs(eqn.params.values()))
+    return times * math.fsum(count_flops(body) for body in jaxprs_in_params(eqn.params))
 
 
-def _ragged_flops(eqn: Any) -> float:
+def _ragged_flops(eqn: JaxprEqn) -> float:
     """Count a product of groups of rows with one matrix each: every element of the rows is used once for each output."""
-    rows, matrices = (each.aval.shape for each in eqn.invars[:2])
+    rows = _shape(eqn.invars[0])
+    matrices = _shape(eqn.invars[1])
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, contracted), (_, batch) = numbers.dot_dimension_numbers
     used = {*contracted, *batch, *numbers.rhs_group_dimensions}
@@ -46,7 +50,8 @@ def _ragged_flops(eqn: Any) -> float:
     return 2.0 * math.prod(rows) * outputs
 
 
-def _branch_flops(eqn: Any) -> float:
+def _branch_flops(eqn: JaxprEqn) -> float:
+    """Count the most expensive branch of a conditional; for `platform_dependent`, among the branches of accelerators."""
     branches = eqn.params["branches"]
     platforms = eqn.params.get("branches_platforms")
     if platforms:
@@ -55,14 +60,7 @@ def _branch_flops(eqn: Any) -> float:
     return max(count_flops(branch.jaxpr) for branch in branches)
 
 
-def _jaxprs(values: Any) -> list[Any]:
-    """Return the jaxprs among the parameters of an equation."""
-    found = []
-    for value in values:
-        if isinstance(value, tuple | list):
-            found += _jaxprs(value)
-        elif hasattr(value, "eqns"):
-            found.append(value)
-        elif hasattr(value, "jaxpr"):
-            found.append(value.jaxpr)
-    return found
+def _shape(var: Any) -> tuple[int, ...]:
+    """Return the shape of a variable of a jaxpr."""
+    shape: tuple[int, ...] = var.aval.shape
+    return shape

@@ -25,11 +25,14 @@ from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rows import batch_ways
 from jaxgpt.parallel.rules import STATIONARY, Rules, change_rules, partition_spec, rules_for, use_mesh
+from jaxgpt.plan.abstract import argument_bytes, batch_of, step_flops
 from jaxgpt.plan.collectives import read_program
 from jaxgpt.plan.cost import StepCost, merged
-from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
-from jaxgpt.plan.residuals import NEXT_TOKEN, Work, batch_of
+from jaxgpt.plan.estimate import estimate
+from jaxgpt.plan.one_device import token_flops
+from jaxgpt.plan.shards import shard_bytes
 from jaxgpt.plan.topology import Topology, devices_of
+from jaxgpt.plan.work import NEXT_TOKEN, Work
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.build import make_program
 from jaxgpt.trainer.failures import explain_failure
@@ -90,7 +93,7 @@ def compile_step(
         model=model,
         optimizer=optimizer,
         objective=objective,
-        objective_of=work.objective_of,
+        objective_of=work.for_model(),
         frozen=work.any_frozen(config),
         frozen_model=work.frozen_model,
     )

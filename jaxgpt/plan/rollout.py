@@ -12,10 +12,13 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.parallel.rows import row_shards
+from jaxgpt.plan.abstract import abstract_program, argument_bytes
 from jaxgpt.plan.cost import StepCost
-from jaxgpt.plan.estimate import argument_bytes, extrapolated, shard_elements, token_flops
-from jaxgpt.plan.residuals import Work, abstract_program, one_device
+from jaxgpt.plan.counts import extrapolated
+from jaxgpt.plan.one_device import one_device, token_flops
+from jaxgpt.plan.shards import shard_elements
 from jaxgpt.plan.topology import Topology
+from jaxgpt.plan.work import Work
 
 
 def rollout(config: Config, topology: Topology, work: Work) -> StepCost:

@@ -9,12 +9,25 @@ from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
-from jaxgpt.plan.residuals import NEXT_TOKEN, Answers, Work
+from jaxgpt.model import GPT
 from jaxgpt.plan.shapes import SHAPES, shape_config
+from jaxgpt.plan.work import NEXT_TOKEN, Answers, Work
 from jaxgpt.post.reference import is_once
 from jaxgpt.post.rollouts import checked_answers
 from jaxgpt.post.start import batch_rows, check_reference, objective_of
 from jaxgpt.presets import PRESETS
+from jaxgpt.train.loss import Objective
+
+
+@dataclass(frozen=True)
+class PlannedObjective:
+    """Function from a model and its teacher to the objective of a config; it compares by value, so that plans can be cached."""
+
+    config: Config
+
+    def __call__(self, model: GPT, teacher: ModelConfig | None) -> Objective:
+        """Make the objective; `teacher`: architecture of the teacher of distillation."""
+        return objective_of(self.config, teacher)(model)
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ def work_of(config: Config) -> tuple[Config, Work]:
             checked=checked_answers(config),
         )
     work = Work(
-        objective_of=objective_of(config, teacher),
+        objective_of=PlannedObjective(config),
         rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
         frozen=post.is_distillation or (post.has_reference and not config.lora.rank and not is_once(config)),

@@ -19,10 +19,12 @@ from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.counts import flops_per_token
 from jaxgpt.kernels.flash import splash_attention
 from jaxgpt.ops.attention import Visible, row_positions
+from jaxgpt.plan.abstract import TPU, abstract_program
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.flops import count_flops
 from jaxgpt.plan.kernel import KernelShape, product_flops
-from jaxgpt.plan.residuals import TPU, abstract_program, one_device, trace
+from jaxgpt.plan.microbatch import trace
+from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.topology import parse_topology
 
 V5E = parse_topology("v5e:2x4")

@@ -16,10 +16,12 @@ from jaxgpt.counts import parameter_count
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.model.params import abstract_params
 from jaxgpt.plan.estimate import estimate
+from jaxgpt.plan.microbatch import trace
+from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.plan import compile_step
-from jaxgpt.plan.residuals import NEXT_TOKEN, one_device, trace
 from jaxgpt.plan.rollout import rollout
 from jaxgpt.plan.topology import parse_topology
+from jaxgpt.plan.work import NEXT_TOKEN
 from jaxgpt.post.plan import work_of
 
 V5E = parse_topology("v5e:2x4")

@@ -20,13 +20,14 @@ from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConf
 from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
 from jaxgpt.ops.activations import ACTIVATIONS
-from jaxgpt.plan import estimate as estimates
-from jaxgpt.plan import residuals
+from jaxgpt.plan.abstract import abstract_program
 from jaxgpt.plan.choices import suggestions
 from jaxgpt.plan.collectives import Collective, read_program
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
+from jaxgpt.plan.counts import counts_of
 from jaxgpt.plan.estimate import estimate, resolve_mesh
 from jaxgpt.plan.kernel import product_flops
+from jaxgpt.plan.microbatch import pair_rows, trace
 from jaxgpt.plan.plan import _parse_exhausted, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
 from jaxgpt.presets import preset
@@ -114,7 +115,7 @@ def test_only_the_branch_of_accelerators_takes_memory(
     run = config(MeshConfig(data=8, tensor=1), vocab_size=512)
     run = replace(run, train=replace(run.train, remat=remat, loss_chunk=loss_chunk))
     figures = estimate(run, topology)
-    for cached in (residuals.abstract_program, residuals.trace, estimates._counts):
+    for cached in (abstract_program, trace, counts_of):
         cached.cache_clear()
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **others: default(*args))
     assert estimate(run, topology) == figures
@@ -484,9 +485,7 @@ def test_experts_hold_the_pairs_of_all_devices_along_their_axis(remat: str) -> N
             estimate(run, parse_topology(f"custom:{experts},peak=1T,hbm=1G,bandwidth=1G,link=1G")).memory["activations"]
         )
     pairs = 64 * 16 * 2
-    rows = [
-        residuals.pair_rows(parse_topology("h100:1").target, devices * pairs, 4 // devices) for devices in (1, 2, 4)
-    ]
+    rows = [pair_rows(parse_topology("h100:1").target, devices * pairs, 4 // devices) for devices in (1, 2, 4)]
     assert rows[0] < rows[1] < rows[2]
     one, two, four = activations
     assert two - one > 2 * pairs * 128 * 4  # inputs of the last product, and one more array, in float32
