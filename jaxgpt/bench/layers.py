@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxgpt.atomic import write_atomically
+from jaxgpt.bench.protobuf import field_values, nested_values
 from jaxgpt.plan.source_paths import scopes_of
 
 # Numbers of protobuf fields.
@@ -31,11 +32,6 @@ INSTRUCTION_NAME = 1
 INSTRUCTION_METADATA = 7
 OP_NAME = 2  # field of OpMetadata
 METADATA_PLANE = b"/host:metadata"
-
-# Kinds of protobuf values, and the bytes of the kinds with a fixed size.
-VARINT = 0
-LENGTH = 2  # strings, bytes and messages, after their length
-SIZES = {1: 8, 5: 4}
 
 
 def name_layers(trace: Path, xplane: Path) -> None:
@@ -66,7 +62,7 @@ def instruction_paths(xplane: bytes) -> dict[tuple[str, str], str]:
     paths = {}
     for module in _modules(xplane):
         [module_name] = _texts(module, MODULE_NAME)
-        for instruction in _follow(module, COMPUTATIONS, INSTRUCTIONS):
+        for instruction in nested_values(module, COMPUTATIONS, INSTRUCTIONS):
             [name] = _texts(instruction, INSTRUCTION_NAME)
             for path in _texts(instruction, INSTRUCTION_METADATA, OP_NAME):
                 paths[module_name, name] = path
@@ -75,53 +71,12 @@ def instruction_paths(xplane: bytes) -> dict[tuple[str, str], str]:
 
 def _modules(xplane: bytes) -> Iterator[memoryview]:
     """Yield the messages of the compiled programs (HloModuleProto)."""
-    for plane in _all(memoryview(xplane), PLANES):
-        names = [bytes(name) for name in _all(plane, PLANE_NAME)]
+    for plane in field_values(memoryview(xplane), PLANES):
+        names = [bytes(name) for name in field_values(plane, PLANE_NAME)]
         if names == [METADATA_PLANE]:
-            yield from _follow(plane, EVENT_METADATA, MAP_VALUE, STATS, BYTES_VALUE, HLO_MODULE)
+            yield from nested_values(plane, EVENT_METADATA, MAP_VALUE, STATS, BYTES_VALUE, HLO_MODULE)
 
 
 def _texts(message: memoryview, *fields: int) -> list[str]:
     """Return the strings of the last of these nested fields."""
-    return [bytes(value).decode() for value in _follow(message, *fields)]
-
-
-def _follow(message: memoryview, *fields: int) -> Iterator[memoryview]:
-    """Yield the values of the last of these nested fields: each value of a field is a message with the next field."""
-    if not fields:
-        yield message
-        return
-    first, *others = fields
-    for value in _all(message, first):
-        yield from _follow(value, *others)
-
-
-def _all(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """Yield the values of a field of a message, which must be strings, bytes or messages."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number = key >> 3
-        kind = key & 7
-        if kind == VARINT:
-            _, at = _varint(message, at)
-        elif kind == LENGTH:
-            size, at = _varint(message, at)
-            if number == wanted:
-                yield message[at : at + size]
-            at += size
-        else:
-            at += SIZES[kind]
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Decode an integer in groups of 7 bits, the lowest first; return it and the index after it."""
-    number = 0
-    shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return number, at
+    return [bytes(value).decode() for value in nested_values(message, *fields)]

@@ -1,4 +1,4 @@
-"""Measured limits of the devices together: FLOP/s of matrix products, and bytes/s that they read."""
+"""Measured peak rates of the devices together: FLOP/s of matrix products, and bytes/s that they read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxgpt.bench.results import PeakRates
 from jaxgpt.parallel.rules import replicated
 
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger matrices to reach their peak
@@ -22,6 +23,16 @@ QUEUED = 10  # calls per timed sample on an accelerator, to amortize the time of
 def platform_of(mesh: Mesh) -> str:
     """Return the platform of the devices of a mesh, such as "cpu"."""
     return str(mesh.devices.flat[0].platform)
+
+
+def peak_rates(mesh: Mesh, dtype: str) -> PeakRates:
+    """Measure the peak rates of all devices together; `dtype`: compute dtype of the run."""
+    peak = product_peak(mesh, dtype)
+    return {
+        "flops_per_second": peak,
+        "bfloat16_flops_per_second": peak if dtype == "bfloat16" else product_peak(mesh, "bfloat16"),
+        "bytes_per_second": read_bandwidth(mesh),
+    }
 
 
 def product_peak(mesh: Mesh, dtype: str) -> float:

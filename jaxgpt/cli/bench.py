@@ -112,7 +112,7 @@ def _peak(limits: PeakRates) -> str:
 
 def _where(shares: dict[str, float], step_seconds: float) -> list[str]:
     """Return a heading, and a line for each type of operation."""
-    from jaxgpt.bench.trace import WORK
+    from jaxgpt.bench.kinds import WORK
 
     lines = ["share of device time in a profiler trace"]
     for kind, share in shares.items():

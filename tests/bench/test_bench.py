@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.bench import limits, measure
-from jaxgpt.bench.trace import WORK, device_time, instruction_kinds, own_times
+from jaxgpt.bench.kinds import WORK, instruction_kinds
+from jaxgpt.bench.trace import Event, device_time, own_times
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import multiplied_parameters
 from jaxgpt.model.params import abstract_params, count_parameters
@@ -46,7 +47,7 @@ tree = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_s
 @given(st.lists(tree, min_size=1, max_size=5), st.randoms())
 def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
     """For any nesting and order of events, each second counts once: an event with its own time of 1 to 3 s holds others."""
-    events: list[tuple[float, float, str]] = []
+    events: list[Event] = []
     expected: dict[str, float] = {}
 
     def lay(node: Any, start: int) -> int:
@@ -55,7 +56,7 @@ def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
         expected[name], end = own, start + own
         for child in node:
             end = lay(child, end)
-        events.append((start, end, name))
+        events.append(Event(start, end, name))
         return end
 
     end = 0
