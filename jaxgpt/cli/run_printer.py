@@ -186,7 +186,7 @@ class RunPrinter(Listener):
                 return
 
         path = self.run.path / "baselines.json"
-        found = baselines(self.data) if self.program.config.post.objective == "next-token" else {}
+        found = baselines(self.data) if self.program.config.post.objective == "next-token" else None
         if found:
             write_json(path, found)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxgpt.data import Data
     from jaxgpt.lm import LM, Generation
     from jaxgpt.progress import Progress
-    from jaxgpt.report.memorized import Memorized
+    from jaxgpt.report.memorized import TrainingSpans
 
 
 def sample(
@@ -89,24 +89,12 @@ def sample(
     return 0
 
 
-class TrainingSpans(NamedTuple):
-    """The longest spans of samples that occur in the training data.
-
-    Attributes:
-        spans: the span of each sample.
-        validation: median span of validation texts as long as the longest sample, in tokens; None: too little text.
-    """
-
-    spans: Sequence[Memorized]
-    validation: float | None
-
-
 def _find_memorized(generations: Sequence[Generation], data: Data) -> TrainingSpans:
     """Find the samples in the training data."""
     from jaxgpt.report.memorized import find_memorized
 
     with progress("searching the training data") as activity:
-        return TrainingSpans(*find_memorized([generation.ids for generation in generations], data, activity))
+        return find_memorized([generation.ids for generation in generations], data, activity)
 
 
 def _to_json(samples: Sequence[tuple[str, Generation]], found: TrainingSpans | None) -> dict[str, Any]:

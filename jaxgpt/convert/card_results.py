@@ -48,8 +48,7 @@ def _baselines(run: Path, data: Any) -> dict[str, float]:
         known = read_baselines(run)
     except UserError:
         return {}
-    losses: dict[str, float] = known["losses"]
-    return losses if known.get("data", data) == data else {}
+    return known["losses"] if known.get("data", data) == data else {}
 
 
 def tasks_section(run: Path, info: Info) -> str:

@@ -1,24 +1,19 @@
-"""Baselines of a loss: cross entropies of n-gram models, and the gzip size of the text.
-
-An n-gram is encoded as one integer, its key: `(a * base + b) * base + c` for the trigram (a, b, c) of ids below `base`. The
-key of its last m tokens is `key % base**m`; the key of its context, all tokens but the last, is `key // base`.
-"""
+"""Baselines of a loss: cross entropies of n-gram models fitted on the training data, and the compressed size of the text."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 import numpy as np
 
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
+from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
 
-MAX_BASE = 2**21 - 1  # largest base with a cube that fits in an int64
 COUNTED = 1 << 23  # maximum number of training tokens for n-gram counts; needs 0.7 GB of memory
 EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 QUICK = 1 << 22  # maximum number of tokens per split when a run starts, to save time
@@ -27,11 +22,20 @@ COMPRESSED = 1 << 20  # maximum bytes of held-out text to compress
 DECODED = 1 << 18  # tokens to decode at a time
 
 
-def baselines(data: Data) -> dict[str, Any] | None:
+class Baselines(TypedDict):
+    """The baselines of a run's loss, as in its baselines.json. A run without this file has only empty losses."""
+
+    losses: dict[str, float]  # as in `FittedNgrams`
+    counted_tokens: NotRequired[int]
+    evaluated_tokens: NotRequired[int]
+    bytes_per_token: NotRequired[float]  # 0: unknown
+    data: NotRequired[str]  # fingerprint of the data
+
+
+def baselines(data: Data) -> Baselines | None:
     """Compute the baselines of a run's loss in one or two seconds, on at most `QUICK` tokens of each split.
 
-    Returns the fields of `FittedNgrams` with `bytes_per_token` and `data`, the fingerprint of the data; None for conversations,
-    pairs and prompts, too little data or a vocabulary above `MAX_BASE`.
+    Returns None for conversations, pairs and prompts, too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_examples for part in data.parts or (data,)) or size > MAX_BASE:
@@ -39,10 +43,16 @@ def baselines(data: Data) -> dict[str, Any] | None:
     fitted = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
     if fitted is None:
         return None
-    return fitted._asdict() | {"bytes_per_token": bytes_per_token(data, QUICK), "data": data.fingerprint}
+    return {
+        "losses": fitted.losses,
+        "counted_tokens": fitted.counted_tokens,
+        "evaluated_tokens": fitted.evaluated_tokens,
+        "bytes_per_token": bytes_per_token(data, QUICK),
+        "data": data.fingerprint,
+    }
 
 
-def read_baselines(run: Path) -> dict[str, Any]:
+def read_baselines(run: Path) -> Baselines:
     """Read a run's baselines.json, the result of `baselines`; without the file, return empty `losses`.
 
     Raises:
@@ -50,7 +60,7 @@ def read_baselines(run: Path) -> dict[str, Any]:
     """
     path = run / "baselines.json"
     stored = read_json(path) if path.exists() else {}
-    found = {"losses": {}} | stored
+    found = cast(Baselines, {"losses": {}} | stored)
     losses = found["losses"]
     if not isinstance(losses, dict) or not all(isinstance(loss, float) for loss in losses.values()):
         raise UserError(f"{path} is damaged: delete it; resuming the run computes it again")
@@ -151,80 +161,3 @@ def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
         ends = np.isin(ids, split.end_ids)
         return keys[~(ends[:-2] | ends[1:-1])]
     return keys
-
-
-class Counts(NamedTuple):
-    """Distinct keys in ascending order, and the count of each; int64."""
-
-    keys: np.ndarray
-    counts: np.ndarray
-
-    @staticmethod
-    def of(keys: np.ndarray) -> Counts:
-        """Count keys."""
-        return Counts(*np.unique(keys, return_counts=True))
-
-    def contexts(self, base: int) -> tuple[Counts, Counts]:
-        """Count the occurrences and the distinct continuations of each context of the n-grams."""
-        keys = self.keys // base
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
-        occurrences = np.add.reduceat(self.counts, first)
-        continuations = np.diff(first, append=len(keys))
-        return Counts(keys[first], occurrences), Counts(keys[first], continuations)
-
-    def lookup(self, keys: np.ndarray) -> np.ndarray:
-        """Return the count of each key; 0 if the key does not occur."""
-        index = np.searchsorted(self.keys, keys)
-        index = np.minimum(index, len(self.keys) - 1)
-        return np.where(self.keys[index] == keys, self.counts[index], 0)
-
-
-def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
-    """Return the keys of all trigrams of consecutive ids in order, int64; raise `UserError` if `base` is too large."""
-    if base > MAX_BASE:
-        raise UserError(f"the vocabulary is too large to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
-    ids = ids.astype(np.int64)
-    keys: np.ndarray = (ids[:-2] * base + ids[1:-1]) * base + ids[2:]
-    return keys
-
-
-def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator[np.ndarray]:
-    """Yield each trigram's last-token probability under unigram, bigram and trigram models, float64.
-
-    The models are interpolated (Witten and Bell, 1991). n(gram) is the number of occurrences in the training trigrams, N the
-    number of these trigrams, and t(context) the number of different tokens after a context:
-
-        p_1(c)           = (n(c) + 1) / (N + V)
-        p_k(c | context) = (n(context c) + t(context) * p_{k-1}(c | shorter context)) / (n(context) + t(context))
-
-    A context that does not occur has the probabilities of the shorter context.
-
-    Args:
-        training: keys of the training trigrams, at least one.
-        keys: keys of the trigrams to evaluate.
-        base: vocabulary size V, the base of the trigram keys.
-    """
-    unigrams = Counts.of(training % base)
-    p: np.ndarray = (unigrams.lookup(keys % base) + 1) / (len(training) + base)
-    yield p
-
-    for n in (2, 3):
-        grams = Counts.of(training % base**n)
-        of_n = keys % base**n
-        occurrences, continuations = grams.contexts(base)
-        seen = occurrences.lookup(of_n // base)
-        kinds = continuations.lookup(of_n // base)
-        interpolated = (grams.lookup(of_n) + kinds * p) / np.maximum(seen + kinds, 1)
-        p = np.where(seen > 0, interpolated, p)
-        yield p
-
-
-def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> dict[str, float]:
-    """Return the cross entropy under unigram, bigram and trigram models, in nats per token."""
-    test = Counts.of(keys)
-    models = zip(("unigram", "bigram", "trigram"), probabilities(training, test.keys, base), strict=True)
-    losses = {}
-    for name, p in models:
-        mean = np.average(np.log(p), weights=test.counts)
-        losses[name] = abs(float(mean))
-    return losses

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
-from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
-from jaxgpt.data import Data, Packed, Split, Tokens
-from jaxgpt.data.text import Text
+from jaxgpt.data import Data, Packed, Split
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.report.baselines import COUNTED, EVALUATED, bytes_per_token, compressed_bits, fit_ngrams, sample
+from jaxgpt.report.duplicates import document_copies, line_copies
 from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 
 READ = 1 << 20  # tokens to process at a time
@@ -44,19 +42,10 @@ class TextDescription(TypedDict):
     duplicate_documents: int | None
     lines: int | None  # None for other data than text
     duplicate_lines: int | None
-    overlap: (
-        float | None
-    )  # fraction of the validation n-grams in the training tokens; None: too few tokens are held out
+    overlap: float | None  # fraction of the validation n-grams in the training tokens; None: too few held-out tokens
     counted_tokens: int  # as in `FittedNgrams`
     evaluated_tokens: int
     baselines: dict[str, Baseline]
-
-
-class Copies(NamedTuple):
-    """The number of items, and of duplicates among them; None: unknown."""
-
-    total: int | None = None
-    duplicates: int | None = None
 
 
 def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
@@ -70,7 +59,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Raises:
-        UserError: if an id is outside the vocabulary, the vocabulary is above `baselines.MAX_BASE`, or tokens are too few.
+        UserError: if an id is outside the vocabulary, the vocabulary is above `ngrams.MAX_BASE`, or tokens are too few.
     """
     train = _plain(data.train)
     val = _plain(data.val)
@@ -84,8 +73,8 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
             f"the entropy of trigrams: use a longer text, or change --data.train-fraction"
         )
     ratio = bytes_per_token(data, EVALUATED)
-    documents = _copies(_document_hashes(data, splits))
-    lines = _copies(_line_hashes(data.text) if data.text else None)
+    documents = document_copies(data, splits)
+    lines = line_copies(data.text)
 
     # Training n-grams are hashed in blocks, and only while the overlap is computed.
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
@@ -146,57 +135,3 @@ def _held_out_grams(val: Split) -> np.ndarray:
             hashes = hashes[is_target[GRAM - 1 :]]
         parts.append(hashes)
     return np.concatenate(parts)
-
-
-def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return hashes of conversations, documents or files; None: unknown boundaries."""
-    bounds = [_document_bounds(split, data.tokenizer.end_ids) for split in splits]
-    has_ends = data.is_conversations or any(len(begins) > 1 for begins, _ in bounds)
-    if has_ends:
-        return _hashes_of_ids(splits, bounds)
-    if data.text:
-        return _hashes_of_files(data.text)
-    return None
-
-
-def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first position of each document of a split, and the position after its end; equal for an empty document."""
-    if isinstance(split, Packed):
-        return split.begins, split.begins + split.lengths + 1
-    assert isinstance(split, Tokens)
-    with_ends = Tokens(split.parts, end_ids=end_ids)
-    end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
-    return np.append(0, end_tokens + 1), np.append(end_tokens, len(split))
-
-
-def _hashes_of_ids(splits: list[Split], bounds: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return the hash of the ids of each non-empty document."""
-    hashes = array("q")
-    for split, (begins, ends) in zip(splits, bounds, strict=True):
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            if begin < end:
-                ids = split.take(begin, end - begin)
-                hashes.append(hash(ids.tobytes()))
-    return np.frombuffer(hashes, np.int64)
-
-
-def _hashes_of_files(text: Text) -> np.ndarray:
-    """Return the hash of each file of a text."""
-    file = io.BytesIO(text.data)
-    sizes = [size for _, size in text.files] or [-1]
-    hashes = array("q", (hash(file.read(size)) for size in sizes))
-    return np.frombuffer(hashes, np.int64)
-
-
-def _line_hashes(text: Text) -> np.ndarray:
-    """Return the hash of each non-blank line, without surrounding whitespace."""
-    lines = map(bytes.strip, io.BytesIO(text.data))
-    hashes = array("q", (hash(line) for line in lines if line))
-    return np.frombuffer(hashes, np.int64)
-
-
-def _copies(hashes: np.ndarray | None) -> Copies:
-    """Count the items with these hashes, and the duplicates among them; None: unknown."""
-    if hashes is None:
-        return Copies()
-    return Copies(len(hashes), len(hashes) - len(np.unique(hashes)))

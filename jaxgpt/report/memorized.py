@@ -93,15 +93,21 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     return best
 
 
-def find_memorized(
-    samples: Sequence[Sequence[int]], data: Data, progress: Progress = NO_PROGRESS
-) -> tuple[list[Memorized], float | None]:
-    """Find the longest span of each sample in the training data of a run.
+class TrainingSpans(NamedTuple):
+    """The longest spans of samples that also occur in the training data.
 
-    Returns:
-        The spans and, for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as
-        long as the longest sample. The median is None if the samples are empty, or the held-out text is shorter than a piece.
+    Attributes:
+        spans: the span of each sample.
+        validation: for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as long as
+            the longest sample; None: the samples are empty, or the held-out text is shorter than a piece.
     """
+
+    spans: list[Memorized]
+    validation: float | None
+
+
+def find_memorized(samples: Sequence[Sequence[int]], data: Data, progress: Progress = NO_PROGRESS) -> TrainingSpans:
+    """Find the longest span of each sample in the training data of a run."""
     n = max(map(len, samples), default=0)
     pieces: list[np.ndarray] = []
     if data.held_out and 0 < n <= len(data.val):
@@ -111,9 +117,9 @@ def find_memorized(
     matches = longest_matches([*samples, *pieces], data.train, progress)
     spans = [_memorized(ids, match, data) for ids, match in zip(samples, matches, strict=False)]
     if not pieces:
-        return spans, None
+        return TrainingSpans(spans, None)
     lengths = [match.length for match in matches[len(samples) :]]
-    return spans, float(median(lengths))
+    return TrainingSpans(spans, float(median(lengths)))
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:

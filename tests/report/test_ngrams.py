@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.errors import UserError
-from jaxgpt.report.baselines import Counts, cross_entropies, probabilities, trigrams
 from jaxgpt.report.hashes import Grams, overlap
+from jaxgpt.report.ngrams import Counts, cross_entropies, probabilities, trigrams
 
 BASE = 4
 TEXTS = st.lists(st.integers(0, BASE - 1), min_size=3, max_size=60).map(np.array)
