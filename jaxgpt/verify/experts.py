@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,18 +91,31 @@ def losses(s: Subject) -> float:
         for layer in range(c.n_layer):
             bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
             per_router.append(_router_losses(c, logits[f"h_{layer}/mlp/router.logits"], bias_E, is_target_BT))
-        balance, z, of_biases = (sum(each) / c.n_layer for each in zip(*per_router, strict=True))
-        return loss + balance + z + of_biases, {"loss": loss, "balance_loss": balance, "router_z_loss": z}
+        mean = jax.tree.map(lambda *of_layers: sum(of_layers) / c.n_layer, *per_router)
+        minimized = loss + mean.balance + mean.z + mean.bias
+        return minimized, {"loss": loss, "balance_loss": mean.balance, "router_z_loss": mean.z}
 
     expected_gradient, expected = jax.jit(jax.grad(by_formula, has_aux=True))(s.params)
     found = {name: means[name] for name in expected}
     return max(distance(found, expected), distance(gradient, expected_gradient))
 
 
-def _router_losses(
-    c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the balance loss and the z-loss of a router, and a sum whose gradient by the biases is the load errors."""
+class _RouterLosses(NamedTuple):
+    """The losses of a router.
+
+    Attributes:
+        balance: balance loss.
+        z: z-loss.
+        bias: sum of the biases times the load errors, so that its gradient by the biases is the load errors.
+    """
+
+    balance: jax.Array
+    z: jax.Array
+    bias: jax.Array
+
+
+def _router_losses(c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array) -> _RouterLosses:
+    """Compute the losses of a router by their formulas."""
     score_BTE = _scores(c, logits_BTE)
     chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
     load_BE = chosen_BTE.mean(1) / c.experts_per_token
@@ -122,7 +135,7 @@ def _router_losses(
     # Biases: the difference between the load of each expert and the mean load.
     excess_BE = load_BE - 1 / c.n_experts
     excess_E = (weight_B.reshape(-1, 1) * excess_BE).sum(0)
-    return balance, z, (excess_E * bias_E).sum()
+    return _RouterLosses(balance, z, bias=(excess_E * bias_E).sum())
 
 
 def padded(s: Subject) -> float:

@@ -48,6 +48,7 @@ class Subject:
 
     @property
     def params(self) -> Any:
+        """The float32 weights."""
         return self.lm.params
 
     @cached_property
@@ -82,19 +83,22 @@ class Subject:
         top = below or self.config.model.vocab_size
         return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
 
-    def gradient(self, model: GPT, params: Any, windows_BT1: jax.Array, accumulation: int = 1) -> Any:
-        """Compute the mean loss, the means of side outputs, and the gradient as the train step does."""
+    def gradient(
+        self, model: GPT, params: Any, windows_BT1: jax.Array, accumulation: int = 1
+    ) -> tuple[dict[str, jax.Array], Any]:
+        """Compute the means of the loss and of side outputs, and the gradient, as the train step does."""
         penalties = router_penalties(self.config) or None  # None: no side outputs
         objective = next_token_loss(model.apply, penalties=penalties)
         return step.gradients(params, windows_BT1, None, objective=objective, accumulation=accumulation)
 
-    def compiled_gradient(self, model: GPT, accumulation: int = 1) -> Any:
+    def compiled_gradient(self, model: GPT, accumulation: int = 1) -> tuple[dict[str, np.ndarray], Any]:
         """Compile `gradient`, and evaluate it with the weights and windows of the subject."""
         compute = jax.jit(lambda params, windows: self.gradient(model, params, windows, accumulation))
-        return jax.device_get(compute(self.params, self.windows))
+        means, gradient = jax.device_get(compute(self.params, self.windows))
+        return means, gradient
 
     @cached_property
-    def plain_gradient(self) -> Any:
+    def plain_gradient(self) -> tuple[dict[str, np.ndarray], Any]:
         """Means and gradient of the whole batch, compiled, without remat."""
         return self.compiled_gradient(self.model)
 

@@ -46,8 +46,8 @@ def scanned(s: Subject) -> float:
         raise NotApplicable(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
     model = ScannedGPT(c, s.model.ops)
     stacked = jax.jit(lambda params, windows: s.gradient(model, params, windows))
-    loss, gradient = stacked(stack_layers(s.params), s.windows)
-    return distance((loss, unstack_layers(gradient, c.n_layer)), s.plain_gradient)
+    means, gradient = stacked(stack_layers(s.params), s.windows)
+    return distance((means, unstack_layers(gradient, c.n_layer)), s.plain_gradient)
 
 
 def accumulation(s: Subject) -> float:
