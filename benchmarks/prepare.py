@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.config import PrepareParams
+from jaxgpt.data.byte_level import BYTE_VOCAB
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.prepare import prepare
-from jaxgpt.data.tokenizer import byte_vocab
 from jaxgpt.data.tokenizer_files import load_tokenizer
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's split pattern
@@ -45,7 +45,7 @@ def load_tiktoken(path: str) -> Any:
     import tiktoken
 
     vocab = json.loads(load_tokenizer(Path(path)).to_json())["model"]["vocab"]
-    bytes_of = byte_vocab()
+    bytes_of = BYTE_VOCAB
     ranks = {bytes(bytes_of[c] for c in name): i for name, i in vocab.items() if i != END}
     return tiktoken.Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": END})
 

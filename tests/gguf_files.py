@@ -12,13 +12,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.data.tokenizer import byte_vocab
+from jaxgpt.data.byte_level import BYTE_VOCAB
 
 # Byte-level BPE: two special tokens, all bytes, and pairs of characters that pre-tokenizers separate differently.
 CHARACTERS = "\u0120 \u010a \u010d \u0109 1 2 . ' / a B s \u00c3".split()
 PAIRS = [(a, b) for a in CHARACTERS for b in CHARACTERS]
 WORDS = [*PAIRS, ("1", "21"), ("aB", "aB"), ("\u0120a", "a"), ("'", "Bs")]
-BPE_TOKENS = ["<|end|>", "<|start|>", *byte_vocab(), *dict.fromkeys(a + b for a, b in WORDS), "<tag>", "[PAD9]"]
+BPE_TOKENS = ["<|end|>", "<|start|>", *BYTE_VOCAB, *dict.fromkeys(a + b for a, b in WORDS), "<tag>", "[PAD9]"]
 BPE = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",

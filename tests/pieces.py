@@ -10,7 +10,7 @@ from helpers import lm_of
 from tokenizers import Tokenizer
 
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.lm import LM
 
 BYTES = 3  # id of the byte 0

@@ -26,7 +26,8 @@ import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import DataConfig, SamplingParams
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine, request

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 import jaxgpt
 from jaxgpt.config import MeshConfig
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken
 
-from jaxgpt.data.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
 from jaxgpt.errors import UserError
 
 # Texts for comparing the tokenizer of a file with the original.

@@ -17,7 +17,8 @@ from jaxgpt.convert.gguf_tokenizer import escaped, read_tokenizer
 from jaxgpt.convert.gguf_vocabulary import BYTE, CONTROL, GGML, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from jaxgpt.convert.templates import definition
 from jaxgpt.data.cuts import GPT2, LLAMA3, word_pattern
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.errors import UserError
 
 UNSCORED = -1e6  # score of a token that no merge forms

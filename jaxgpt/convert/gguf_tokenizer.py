@@ -22,15 +22,10 @@ from jaxgpt.convert.gguf_vocabulary import (
     read_vocabulary,
     token_ids,
 )
+from jaxgpt.data.byte_level import byte_level_bpe
 from jaxgpt.data.cuts import GPT2, LLAMA3
-from jaxgpt.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    byte_level,
-    call_tokenizers,
-)
+from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
 # Patterns of pre-tokenizers, as in the tokenizer.json files of the models.
@@ -133,7 +128,7 @@ def _byte_level(vocabulary: Vocabulary, words: Words) -> Any:
     """Build a byte-level BPE that splits a text into words."""
     from tokenizers import Regex, pre_tokenizers
 
-    library = byte_level(token_ids(vocabulary), vocabulary.merges)
+    library = byte_level_bpe(token_ids(vocabulary), vocabulary.merges)
     library.model.ignore_merges = words.whole
     steps: list[Any] = []
     for pattern in words.patterns:

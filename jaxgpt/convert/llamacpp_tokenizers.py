@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 
 TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d\U0001f32b"

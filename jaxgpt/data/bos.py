@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, call_tokenizers
+from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 
 

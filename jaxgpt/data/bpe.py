@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, byte_level
+from jaxgpt.data.byte_level import byte_level_bpe
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.errors import UserError
 
 WORD = 1000  # bytes after which a word is cut for training
@@ -94,7 +96,7 @@ def _train(texts: Iterator[Sequence[str]], vocab_size: int) -> Any:
     """Train with the library; cut long words only for training."""
     from tokenizers import pre_tokenizers, trainers
 
-    tokenizer = byte_level({}, [])
+    tokenizer = byte_level_bpe({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOS_NAMES[0]],

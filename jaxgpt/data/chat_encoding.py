@@ -20,7 +20,8 @@ from jaxgpt.data.chat_renderings import Renderings
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
 from jaxgpt.data.part_encoder import PartEncoder
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.template_variables import check_variables
 

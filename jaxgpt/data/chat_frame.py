@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from jaxgpt.data.chat_forms import CONTEXTS, PROBED
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 
 QUESTION = {"role": "user", "content": "Zq7question"}

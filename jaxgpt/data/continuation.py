@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxgpt.data.tokenizer import ANCHORS, Ids, Tokenizer
+from jaxgpt.data.tokenizer import Ids, Tokenizer
+
+# Short texts of several kinds to encode before a continuation. It is unlikely that each of them forms a token together with the
+# beginning of the continuation.
+ANCHORS = ("\n", ".", "a", "0", "(", "\u6587")
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:

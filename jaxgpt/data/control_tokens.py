@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import Tokenizer, WordTokenizer
 from jaxgpt.errors import UserError
 
 # Candidates for the mark: noncharacters, then private characters. Python's and Jinja's functions keep them unchanged.

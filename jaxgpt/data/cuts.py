@@ -6,8 +6,8 @@ by a pattern, this holds if the cut does not change the words.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 PIECE = 1 << 16  # minimum characters per piece, except the last
@@ -72,20 +72,19 @@ def pattern_after_digits(pre_tokenizer: Any) -> str:
     return ""
 
 
-def known_cuts(tokenizer_json: str) -> Cuts:
+def known_cuts(tokenizer_json: Mapping[str, Any]) -> Cuts:
     """Return the pattern of safe cuts for a tokenizer.json, or None if no cut is known to be safe.
 
     NFC never combines characters across these cuts; a cut may be unsafe with other normalizations.
     """
-    value = json.loads(tokenizer_json)
-    pre_tokenizer = value["pre_tokenizer"]
+    pre_tokenizer = tokenizer_json["pre_tokenizer"]
     pattern = word_pattern(pre_tokenizer) or pattern_after_digits(pre_tokenizer)
-    normalizer = value["normalizer"] or {}
+    normalizer = tokenizer_json["normalizer"] or {}
     if not pattern or normalizer.get("type") not in (None, "NFC"):
         return None
 
     # Added tokens that are not special are matched before the text is split into words, so they may span a cut.
-    added = [token for token in value["added_tokens"] if not token["special"]]
+    added = [token for token in tokenizer_json["added_tokens"] if not token["special"]]
     if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
         return None
     if added:

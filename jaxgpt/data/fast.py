@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxgpt.data.byte_level import BYTE_VOCAB
 from jaxgpt.data.cuts import word_pattern
-from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, Tokenizer, byte_vocab, call_tokenizers
+from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
 from jaxgpt.errors import UserError
 
 UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
@@ -57,7 +59,7 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     if not is_plain_bpe or not has_only_special or value["normalizer"]:
         return {}
 
-    bytes_of = byte_vocab()
+    bytes_of = BYTE_VOCAB
     merged = [a + b for a, b in model["merges"]]
     tokens = dict.fromkeys([*bytes_of, *merged])  # without duplicates
     ids = {token: model["vocab"].get(token, -1) for token in tokens}

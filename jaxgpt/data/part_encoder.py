@@ -10,8 +10,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from jaxgpt.data.continuation import ANCHORS
 from jaxgpt.data.control_tokens import ControlTokens, TokenMatch, not_text
-from jaxgpt.data.tokenizer import ANCHORS, SubwordTokenizer, call_tokenizers
+from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
 
 BREAK = secrets.token_hex(16)  # token before a text that continues an earlier text; random, so that no text contains it
 ANCHOR = "\ufdd0"  # noncharacter that never shares a token with the text after it

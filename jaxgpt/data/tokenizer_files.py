@@ -16,14 +16,8 @@ from jaxgpt.data.bos import with_bos
 from jaxgpt.data.bpe import train_bpe as train_bpe
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.special_files import SpecialFiles, read_special_files
-from jaxgpt.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    call_tokenizers,
-)
+from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data_settings import FROM_TEXT as FROM_TEXT
 from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean, plural, short_repr

@@ -15,7 +15,7 @@ from jaxgpt.config import Config
 from jaxgpt.convert.gguf_describe import describe
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import exported_special_tokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, make_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError
 

@@ -20,7 +20,7 @@ from jaxgpt.convert.templates import with_defaults
 from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.lm import LM
 
 HI = [{"role": "user", "content": "Hi"}]

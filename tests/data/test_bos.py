@@ -21,7 +21,7 @@ from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, save_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError

@@ -17,16 +17,18 @@ from tokenizers import pre_tokenizers, trainers
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import bpe
 from jaxgpt.data.bpe import train_bpe
+from jaxgpt.data.byte_level import byte_level_bpe
 from jaxgpt.data.prepare import prepare
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.text import python_sources
-from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, byte_level
+from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
 
 def library_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> str:
     """Train with the library alone."""
-    tokenizer = byte_level({}, [])
+    tokenizer = byte_level_bpe({}, [])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[EOS_NAMES[0]], initial_alphabet=alphabet, show_progress=False

@@ -19,14 +19,9 @@ from jaxgpt.config import DataConfig
 from jaxgpt.data.chat_encoding import ChatFormat, chat_format, stop_ids
 from jaxgpt.data.chat_frame import TurnEnd
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    SpecialTokens,
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 

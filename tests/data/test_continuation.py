@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 
@@ -51,7 +51,7 @@ def sentencepiece(scheme: str, model: str = "bpe") -> SubwordTokenizer:
     return finished(library, decoders.Sequence(parts))
 
 
-def byte_level(*, prefix: bool) -> SubwordTokenizer:
+def byte_level_bpe(*, prefix: bool) -> SubwordTokenizer:
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -73,8 +73,8 @@ KINDS: dict[str, OwnTokenizer] = {
     "byte": make_tokenizer("byte"),
     "char": make_tokenizer("char", TEXT),
     "bpe": make_tokenizer("bpe", TEXT, 300),
-    "byte-level": byte_level(prefix=False),
-    "byte-level with a space": byte_level(prefix=True),
+    "byte-level": byte_level_bpe(prefix=False),
+    "byte-level with a space": byte_level_bpe(prefix=True),
     "wordpiece": wordpiece(),
     **{f"bpe, {scheme}": sentencepiece(scheme) for scheme in ("normalizer", "first", "always", "never")},
     **{f"unigram, {scheme}": sentencepiece(scheme, "unigram") for scheme in ("normalizer", "first", "always", "never")},

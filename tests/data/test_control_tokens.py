@@ -30,7 +30,8 @@ from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.part_encoder import PartEncoder
-from jaxgpt.data.tokenizer import SubwordTokenizer, WordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import WordTokenizer
 from jaxgpt.errors import UserError
 
 

@@ -31,14 +31,9 @@ from jaxgpt.data.conversations import (
     pack_conversations,
 )
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    SpecialTokens,
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from jaxgpt.data import cuts
 from jaxgpt.data import open as module
+from jaxgpt.data.byte_level import BYTE_VOCAB, byte_level_bpe
 from jaxgpt.data.open import encode_text
-from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, byte_vocab
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\n  They'll say: \"no\".\n"
@@ -22,7 +23,7 @@ def prefixed() -> SubwordTokenizer:
     """Return a tokenizer without known cuts: it adds a prefix to each text."""
     from tokenizers import normalizers
 
-    library = byte_level(byte_vocab(), [])
+    library = byte_level_bpe(BYTE_VOCAB, [])
     library.normalizer = normalizers.Prepend("x")
     return SubwordTokenizer(library)
 

@@ -14,7 +14,7 @@ from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.special import TOKENS
 from jaxgpt.data.special_files import read_special_files
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError
 

@@ -1,15 +1,19 @@
 """Tokenizers: published ids, round trips, special tokens in text, splitting of long texts."""
 
+import json
 import re
 
 import numpy as np
 import pytest
+from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from jaxgpt.data import cuts
+from jaxgpt.data.byte_level import BYTE_VOCAB, byte_level_bpe
 from jaxgpt.data.cuts import LLAMA3, cut, known_cuts
-from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, byte_vocab
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 
@@ -65,7 +69,7 @@ def test_bpe_has_the_requested_size():
 
 def pattern_tokenizer(pattern):
     """A byte-level BPE with the trained merges and a different pattern."""
-    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers import Regex, pre_tokenizers
 
     tokenizer = Tokenizer.from_str(trained().to_json())
     splitters = pre_tokenizers
@@ -85,7 +89,7 @@ def pattern_tokenizer(pattern):
 def test_known_splits_keep_words(pattern, monkeypatch):
     """Compare the words found by the pattern; BPE encodes each word separately."""
     tokenizer = pattern_tokenizer(pattern)
-    found = known_cuts(tokenizer.to_str())
+    found = known_cuts(json.loads(tokenizer.to_str()))
     assert found is not None
     monkeypatch.setattr(cuts, "PIECE", 1)
 
@@ -126,7 +130,7 @@ def test_texts_are_split_only_where_ids_do_not_change(monkeypatch):
         ("normalizer", normalizers.Lowercase()),
         ("pre_tokenizer", pre_tokenizers.Split(Regex(r"\s{3}|\S+"), "isolated")),
     ):
-        library = byte_level(byte_vocab() | {"\u2581": 256}, [])
+        library = byte_level_bpe(BYTE_VOCAB | {"\u2581": 256}, [])
         library.decoder = decoders.Fuse()
         setattr(library, name, part)
         made = SubwordTokenizer(library)
@@ -152,10 +156,17 @@ def test_bytes_that_are_not_text_are_named() -> None:
 
 
 def test_names_of_tokens_are_text_and_incomplete_bytes() -> None:
-    bpe = SubwordTokenizer(byte_level(byte_vocab() | {"e\u00c3": 256}, []))
+    bpe = SubwordTokenizer(byte_level_bpe(BYTE_VOCAB | {"e\u00c3": 256}, []))
     for tokenizer in (bpe, make_tokenizer("byte")):
         assert [tokenizer.name(i) for i in (0x65, 0xC3)] == ["e", "<0xC3>"]
     assert bpe.name(256) == "e<0xC3>"
+
+
+def test_names_of_tokens_that_are_text_are_their_text() -> None:
+    """The character é is also GPT-2's character for the byte 0xE9."""
+    llama = SubwordTokenizer(Tokenizer.from_str(json.dumps(llama_tokenizer())))
+    ids = [llama.library.token_to_id(token) for token in ("\u00e9", "ab", "<0xC3>")]
+    assert [llama.name(i) for i in ids] == ["\u00e9", "ab", "<0xC3>"]
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])

@@ -45,8 +45,9 @@ from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Formats, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.skipped import Skipped
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.token_files import open_tokens
-from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import TEXT
 
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 

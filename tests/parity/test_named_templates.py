@@ -14,7 +14,8 @@ from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data.chat_encoding import chat_format, stop_ids
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError
 

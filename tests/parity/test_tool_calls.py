@@ -13,7 +13,8 @@ from jaxgpt.data.chat_encoding import ChatFormat, Conversation
 from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
 
 transformers = pytest.importorskip("transformers")

@@ -22,7 +22,7 @@ from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preferences, encode_preference
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.lm.generation import Generation
 from jaxgpt.model import GPT
 from jaxgpt.post.policy import VARIANTS, advantages, policy_objective

@@ -1,0 +1,34 @@
+"""GPT-2's byte-level BPE: each byte is a printable character in the vocabulary; and the names of incomplete characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _byte_vocab() -> dict[str, int]:
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    characters = {byte: chr(byte) for byte in visible}
+    characters |= {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    return {characters[byte]: byte for byte in range(256)}
+
+
+BYTE_VOCAB = _byte_vocab()  # GPT-2's character for each byte: the value of the byte
+
+
+def byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    """Build a byte-level BPE of the `tokenizers` library, which splits text into words by GPT-2's pattern."""
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    library = LibraryTokenizer(models.BPE(vocab, merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    library.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return library
+
+
+def text_with_byte_names(data: bytes) -> str:
+    """Return the text of UTF-8 bytes, with a name such as `<0xC3>` for each byte of an incomplete character."""
+    text = data.decode("utf-8", "surrogateescape")
+    # An incomplete byte is a surrogate from U+DC80 to U+DCFF, which no UTF-8 contains.
+    return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
