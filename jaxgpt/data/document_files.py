@@ -7,7 +7,7 @@ The suffix determines the format:
 .parquet         one document per row; also any file that begins and ends as Parquet files do
 other            one document of UTF-8 text, or several with a separator
 
-Text and JSON may be compressed (`formats.compression`).
+Text and JSON may be compressed (`compressed_files.compression`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxgpt.config import PrepareParams
+from jaxgpt.data.compressed_files import HEAD, compression, inner_name, unpacked
 from jaxgpt.data.cuts import Cuts
 from jaxgpt.data.document_piece import DocumentPiece, unreadable_error
-from jaxgpt.data.formats import (
-    HEAD,
-    LINES,
-    SPREAD_ERROR,
-    MissingPackage,
-    array_items,
-    compression,
-    inner_name,
-    is_spread,
-    json_layout,
-    unpacked,
-)
+from jaxgpt.data.formats import LINES, MissingPackage
+from jaxgpt.data.json_documents import SPREAD_ERROR, array_items, is_spread, json_layout
 from jaxgpt.data.text_documents import document_identities, read_text_pieces
 from jaxgpt.errors import UserError, printable, short_repr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from jaxgpt.atomic import write_json
-from jaxgpt.data.token_files import HEADER
+from jaxgpt.data.token_files import HEADER_BYTES
 from jaxgpt.directories import INDEX, PREPARED
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import read_json
@@ -140,4 +140,4 @@ def _checksum(index: Mapping[str, Any]) -> str:
 
 def ids_offset(index: Index) -> int:
     """Return the size of the header of a shard in bytes; 0 in nanoGPT's format."""
-    return 4 * HEADER if index["settings"]["format"] == "llm.c" else 0
+    return HEADER_BYTES if index["settings"]["format"] == "llm.c" else 0

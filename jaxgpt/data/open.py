@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,6 +149,7 @@ def _open_tokens(data: DataConfig, tokenizer: Tokenizer) -> _Opened:
     """Open token files."""
     path = Path(data.path)
     train, val, source = open_splits(path, data.train_fraction, tokenizer.vocab_size)
+    files = token_files(path)
     fingerprint = Tokens([*train.parts, *val.parts], tokenizer.vocab_size).fingerprint()
     recorded_bos = prepared_bos(path)
     if recorded_bos is not None:
@@ -159,7 +159,7 @@ def _open_tokens(data: DataConfig, tokenizer: Tokenizer) -> _Opened:
         val,
         source,
         fingerprint,
-        files=[*chain(*token_files(path).values())],
+        files=[*files.train, *files.val],
         boundary=len(train) if has_validation_files(path) else None,
         bos_ids=recorded_bos or (),
     )

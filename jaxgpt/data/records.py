@@ -8,17 +8,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.formats import (
-    HEAD,
-    SPREAD_ERROR,
-    MissingPackage,
-    array_items,
-    begins_array,
-    compression,
-    inner_name,
-    is_spread,
-    unpacked,
-)
+from jaxgpt.data.compressed_files import HEAD, compression, inner_name, unpacked
+from jaxgpt.data.formats import MissingPackage
+from jaxgpt.data.json_documents import SPREAD_ERROR, array_items, begins_array, is_spread
 from jaxgpt.data.lenient_json import DECODER, decode, not_json
 from jaxgpt.errors import UserError, one_line, printable
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jaxgpt.data.formats import PACKED, STRUCTURED
+from jaxgpt.data.compressed_files import PACKED
+from jaxgpt.data.formats import STRUCTURED
 from jaxgpt.data.sources import HUB, Source
 from jaxgpt.data.token_files import split_of
 

@@ -9,7 +9,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxgpt.data.formats import LINES, PACKED, check_no_arrow
+from jaxgpt.data.compressed_files import PACKED
+from jaxgpt.data.formats import LINES, check_no_arrow
 from jaxgpt.data.index import SourceEntry
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, printable, reported

@@ -14,7 +14,8 @@ from shlex import quote
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.builtin import PYTHON_MODULES, REPEATS_LINES, STATQUEST, fetch_shakespeare, repeats
-from jaxgpt.data.formats import HEAD, LINES, PACKED, STRUCTURED, check_no_arrow, compression
+from jaxgpt.data.compressed_files import HEAD, PACKED, compression
+from jaxgpt.data.formats import LINES, NUMPY, STRUCTURED, check_no_arrow, how_to_convert_npy
 from jaxgpt.data.tokenizer import EOS_NAMES
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, plural, reported
@@ -26,7 +27,6 @@ TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into me
 DOCUMENTS = (*LINES, ".parquet", *PACKED)  # suffixes of files for `jaxgpt data prepare`
 MARKER = EOS_NAMES[0]  # end-of-text token of GPT-2, which other programs write into texts
 AS_TEXT = STRUCTURED | {".json": "JSON"}  # formats to name in the description of a text
-NUMPY = b"\x93NUMPY"  # first bytes of a .npy file
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,7 @@ def _check_text(data: bytes, path: Path) -> None:
     if compression("", data[:HEAD]):
         raise _not_plain(path)
     if data.startswith(NUMPY):
-        fix = f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
-        raise NotText(f"{path} is a NumPy array, not text: {fix}")
+        raise NotText(f"{path} is a NumPy array, not text: {how_to_convert_npy(path)}")
 
     # The last character of a truncated file may be incomplete.
     is_complete = len(data) <= TEXT_BYTES

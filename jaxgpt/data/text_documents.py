@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxgpt.data.compressed_files import unpacked
 from jaxgpt.data.cuts import Cuts, cut
 from jaxgpt.data.document_piece import DocumentPiece
-from jaxgpt.data.formats import unpacked
 from jaxgpt.errors import UserError
 
 BLOCK = 1 << 20  # characters to read at a time

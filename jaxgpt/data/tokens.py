@@ -177,13 +177,17 @@ def _outside_vocabulary(ids: np.ndarray, vocab_size: int) -> UserError:
     """Return the error for the first id outside the vocabulary; there must be one."""
     wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
     where = ""
-    also = ""
+    fix = "use the tokenizer that made these ids"
     if isinstance(ids, np.memmap):
         where = f"{ids.filename}: "
-        also = "" if ids.offset else ", or write a file of a different type as uint16"
-    return UserError(
-        f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids{also}"
-    )
+        if not has_header(ids):
+            fix += ", or write a file of a different type as uint16"
+    return UserError(f"{where}id {wrong} is outside the vocabulary of {vocab_size}: {fix}")
+
+
+def has_header(ids: np.memmap) -> bool:
+    """Return whether the file of memory-mapped ids has a header (llm.c), which declares the type of the ids."""
+    return ids.offset > 0
 
 
 def _check_size(ids: np.memmap) -> None:

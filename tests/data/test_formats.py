@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data import formats
+from jaxgpt.data import json_documents
 from jaxgpt.data.documents import read_pieces
-from jaxgpt.data.formats import array_items, json_layout
+from jaxgpt.data.json_documents import array_items, json_layout
 from jaxgpt.data.records import read_records
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.streams import open_streams
@@ -206,7 +206,7 @@ JSON = (
 def test_an_array_is_split_into_its_items(items: list[Any], chunk: int, indent: int | None) -> None:
     """The items equal the result of the JSON parser, for any size of the reads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "CHUNK", chunk)
+        patch.setattr(json_documents, "CHUNK", chunk)
         file = io.BytesIO(json.dumps(items, indent=indent).encode())
         assert [json.loads(item) for item in array_items(file, "a.json")] == items
 
