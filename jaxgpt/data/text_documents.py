@@ -11,16 +11,18 @@ from typing import BinaryIO
 from jaxgpt.data.compressed_files import unpacked
 from jaxgpt.data.cuts import Cuts, cut
 from jaxgpt.data.document_piece import DocumentPiece
+from jaxgpt.data.text_portions import read_portions
 from jaxgpt.errors import UserError
 
-BLOCK = 1 << 20  # characters to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a safe cut; encoding them takes 0.4 GB of memory
 
 
 def read_text_pieces(
     file: BinaryIO, where: str, cuts: Cuts, separator: str, identities: Iterator[bytes]
 ) -> Iterator[DocumentPiece]:
-    """Yield a text in pieces of about `BLOCK` characters; the digest of the first block selects the split.
+    """Yield the non-empty documents of a text in pieces of about `text_portions.BLOCK` characters.
+
+    The digest of the first portion of a document selects its split.
 
     Args:
         file: the unpacked bytes of the text.
@@ -32,108 +34,80 @@ def read_text_pieces(
     Raises:
         UserError: if more than `UNCUT` characters have no safe cut.
     """
-    first = True
-    rest = ""
-    digest = b""  # SHA-256 of the first portion of the document
-    identity = b""
-    number = 1
+    number = 0
+    document: _OpenDocument | None = None
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        for portion, is_end in _portions(text, separator):
-            if first and not portion and not rest:
-                continue
-            if not digest:
-                digest = hashlib.sha256(portion.encode()).digest()
-                identity = next(identities, b"")
-
-            # Yield the text up to the last cut; the rest follows with the next portion.
-            place = f"{where}, document {number}" if separator else where
-            *pieces, rest = cut(rest + portion, cuts)
-            if len(rest) > UNCUT:
-                raise UserError(
-                    f"{place}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
-                    f"a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
-                )
-            if pieces:
-                piece = "".join(pieces)
-                yield DocumentPiece(place, piece, first=first, last=False, digest=digest, identity=identity)
-                first = False
-            if is_end:
-                yield DocumentPiece(place, rest, first=first, last=True, digest=digest, identity=identity)
-                first = True
-                rest = ""
-                digest = b""
+        for portion in read_portions(text, separator):
+            if document is None:
+                if not portion.text:
+                    continue  # an empty document
                 number += 1
+                place = f"{where}, document {number}" if separator else where
+                digest = hashlib.sha256(portion.text.encode()).digest()
+                document = _OpenDocument(place, digest, next(identities, b""))
+
+            piece = document.append(portion.text, cuts)
+            if piece:
+                yield piece
+            if portion.is_last:
+                yield document.last_piece()
+                document = None
+
+
+class _OpenDocument:
+    """A document that is read in portions, and yielded in pieces that end at safe cuts."""
+
+    def __init__(self, where: str, digest: bytes, identity: bytes) -> None:
+        self._where = where
+        self._digest = digest
+        self._identity = identity
+        self._is_first = True  # whether the next piece is the first
+        self._rest = ""  # text after the last cut
+
+    def append(self, text: str, cuts: Cuts) -> DocumentPiece | None:
+        """Append a portion; return the text up to the last cut as a piece, or None without a cut."""
+        *pieces, self._rest = cut(self._rest + text, cuts)
+        if len(self._rest) > UNCUT:
+            raise UserError(
+                f"{self._where}: {len(self._rest):,} characters without a place to cut them: use text with spaces or line "
+                f"breaks, or a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
+            )
+        if not pieces:
+            return None
+        piece = self._piece("".join(pieces), is_last=False)
+        self._is_first = False
+        return piece
+
+    def last_piece(self) -> DocumentPiece:
+        """Return the text after the last cut."""
+        return self._piece(self._rest, is_last=True)
+
+    def _piece(self, text: str, *, is_last: bool) -> DocumentPiece:
+        return DocumentPiece(
+            self._where, text, first=self._is_first, last=is_last, digest=self._digest, identity=self._identity
+        )
 
 
 def document_identities(path: Path, suffix: str, separator: str) -> Iterator[bytes]:
     """Yield the SHA-256 of each non-empty document of a file, before the pieces of the document are read.
 
     The generator ends at an error, which the reader of the pieces reports.
+
+    Args:
+        path: the file.
+        suffix: compression of the file, from `compressed_files.compression`.
+        separator: text between documents; empty: the file is one document.
     """
     digest = hashlib.sha256()
-    size = 0
+    is_empty = True
     try:
         with path.open("rb") as raw, io.TextIOWrapper(unpacked(raw, suffix, ""), "utf-8-sig", newline="") as text:
-            for portion, is_end in _portions(text, separator):
-                digest.update(portion.encode())
-                size += len(portion)
-                if is_end and size:
+            for portion in read_portions(text, separator):
+                digest.update(portion.text.encode())
+                is_empty = is_empty and not portion.text
+                if portion.is_last and not is_empty:
                     yield digest.digest()
                     digest = hashlib.sha256()
-                    size = 0
+                    is_empty = True
     except Exception:  # any error of the reading libraries
         return
-
-
-def _portions(text: io.TextIOBase, separator: str) -> Iterator[tuple[str, bool]]:
-    """Yield a text in portions of at most `BLOCK` characters, and whether a document ends with each portion.
-
-    All portions of a document except the last have exactly `BLOCK` characters. Line breaks around a separator belong to no
-    document.
-    """
-    buffer = ""
-    is_begin = True  # whether the buffer is the beginning of a document
-    block = text.read(BLOCK)
-    while block:
-        buffer += block
-        documents = buffer.split(separator) if separator else [buffer]
-        for document in documents[:-1]:
-            document = document.rstrip("\r\n")
-            yield from _ended(document.lstrip("\r\n") if is_begin else document)
-            is_begin = True
-
-        buffer = documents[-1]
-        if separator and is_begin:
-            buffer = _without_first_breaks(buffer, separator)
-        while _has_block(buffer, separator):
-            yield buffer[:BLOCK], False
-            buffer = buffer[BLOCK:]
-            is_begin = False
-        block = text.read(BLOCK)
-    if separator and is_begin:
-        buffer = buffer.lstrip("\r\n")
-    yield from _ended(buffer.rstrip("\r\n") if separator else buffer)
-
-
-def _without_first_breaks(buffer: str, separator: str) -> str:
-    """Return a buffer without the line breaks at its beginning, except those that may begin a separator at its end."""
-    text = buffer.lstrip("\r\n")
-    kept = max(len(text), len(separator) - 1)
-    return buffer[max(len(buffer) - kept, 0) :]
-
-
-def _has_block(buffer: str, separator: str) -> bool:
-    """Return whether the first `BLOCK` characters of a buffer belong to its document.
-
-    A separator may begin at the end of the buffer. The line breaks before it belong to no document.
-    """
-    after = len(buffer) - len(separator)
-    if not separator or after <= BLOCK:
-        return not separator and len(buffer) >= BLOCK
-    return buffer[BLOCK:after].strip("\r\n") != ""
-
-
-def _ended(document: str) -> Iterator[tuple[str, bool]]:
-    """Yield the end of a document in portions; an empty document is a single empty portion."""
-    for start in range(0, max(len(document), 1), BLOCK):
-        yield document[start : start + BLOCK], start + BLOCK >= len(document)

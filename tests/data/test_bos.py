@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from jaxgpt.cli.final_sample import first_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.config_json import from_json, to_json
-from jaxgpt.data import cuts, open_data, text_documents
+from jaxgpt.data import cuts, open_data, text_portions
 from jaxgpt.data.bos import decode_texts, text_bos, with_bos
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
@@ -118,7 +118,7 @@ def test_each_prepared_document_begins_with_the_token(form: Any, documents: list
 
 
 def test_a_text_in_pieces_begins_with_the_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_documents, "BLOCK", 50)
+    monkeypatch.setattr(text_portions, "BLOCK", 50)
     monkeypatch.setattr(cuts, "PIECE", 20)
     (tmp_path / "a.txt").write_text(TEXT)
     folder = saved(byte_tokenizer(START), tmp_path / "tokenizer")

@@ -52,7 +52,7 @@ def write_lines(path: str, texts: Sequence[str]) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.text_documents.BLOCK", 50)
+    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 50)
     monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 100)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 20)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
@@ -71,7 +71,7 @@ def test_markers_are_counted_as_text_by_default() -> None:
 
 @pytest.mark.parametrize("block", [5, 13, 14, 50, 1 << 20])
 def test_a_separator_splits_a_text_for_any_size_of_the_reads(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.text_documents.BLOCK", block)
+    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", block)
     stories = [f"{n} little cats,\n\nand {'a long tail ' * (n % 7)}end" for n in range(40)]
     Path("a.txt").write_text(f"\n{MARKER}\n".join([*stories, "", "\n"]))
     index = run(["a.txt"], separator=MARKER)

@@ -15,6 +15,7 @@ import runpy
 import shutil
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,7 @@ import pytest
 from helpers import TEXT, repository
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
-from jaxgpt.data import open_data
-from jaxgpt.data import text_documents as module
+from jaxgpt.data import open_data, text_portions
 from jaxgpt.data.documents import sample_text
 from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
@@ -70,7 +70,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split text files into small pieces, and record the progress after every piece."""
-    monkeypatch.setattr("jaxgpt.data.text_documents.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 300)
     monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
@@ -110,7 +110,7 @@ def write_sources(parquet: bool = False) -> list[str]:
 
 def split(texts: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
     """Choose the training and validation documents by their first block."""
-    hashes = [hashlib.sha256(text[: module.BLOCK].encode()).digest()[:8] for text in texts]
+    hashes = [hashlib.sha256(text[: text_portions.BLOCK].encode()).digest()[:8] for text in texts]
     val = [i > 0 and int.from_bytes(each, "big") < fraction * 2**64 for i, each in enumerate(hashes)]
     return [t for t, v in zip(texts, val, strict=True) if not v], [t for t, v in zip(texts, val, strict=True) if v]
 
@@ -446,8 +446,8 @@ def test_an_unreadable_document_is_named(
 ) -> None:
     if name == "b.parquet":
         pytest.importorskip("pyarrow")
-    for limit, value in (("BLOCK", 500), ("UNCUT", 1000)):
-        monkeypatch.setattr(f"jaxgpt.data.text_documents.{limit}", value)
+    monkeypatch.setattr(text_portions, "BLOCK", 500)
+    monkeypatch.setattr("jaxgpt.data.text_documents.UNCUT", 1000)
     Path("a.jsonl").write_text('{"text": "before"}\n')
     Path(name).write_bytes(data)
     Path("c.txt").write_text("after")
@@ -521,18 +521,29 @@ def test_line_breaks_around_separators_belong_to_no_document(
     block: int, separator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks in which a file is read may end anywhere."""
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(text_portions, "BLOCK", block)
     random.seed(block)
     for _ in range(100):
         parts = random.choices(["a", "b", " ", "\n", "\r\n", "\n\n", "--", "---", "é"], k=30)
         text = "".join(parts)
         expected = [document.strip("\r\n") for document in text.split(separator)]
         found = [""]
-        for portion, is_end in module._portions(io.StringIO(text, newline=""), separator):
-            found[-1] += portion
-            if is_end:
+        for portion in text_portions.read_portions(io.StringIO(text, newline=""), separator):
+            found[-1] += portion.text
+            if portion.is_last:
                 found.append("")
         assert found[:-1] == expected
+
+
+def test_a_long_run_of_line_breaks_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line breaks may be inside of a document, or before a separator. Quadratic time was about 20 seconds."""
+    monkeypatch.setattr(text_portions, "BLOCK", 100)
+    breaks = "\n" * 500_000
+    start = time.process_time()
+    portions = [*text_portions.read_portions(io.StringIO(f"a{breaks}b{breaks}---c"), "---")]
+    assert time.process_time() - start < 2
+    assert [portion.text[-1] for portion in portions if portion.is_last] == ["b", "c"]
+    assert sum(len(portion.text) for portion in portions) == len(breaks) + 3
 
 
 @pytest.mark.parametrize(("separator", "is_noted"), [("\\n", True), ("</s>", True), ("\n", False)])
