@@ -11,7 +11,7 @@ import gzip
 import lzma
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from jaxgpt.data.formats import MissingPackage
 from jaxgpt.data.streams import open_streams
@@ -47,7 +47,7 @@ def unpacked(file: BinaryIO, suffix: str, where: str) -> BinaryIO:
     """
     match suffix:
         case ".gz":
-            return gzip.open(file)
+            return cast(BinaryIO, gzip.open(file))
         case ".xz":
             return open_streams(file, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ))
         case ".bz2":

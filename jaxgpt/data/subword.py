@@ -22,7 +22,7 @@ class SubwordTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a trained BPE or an imported tokenizer."""
 
     def __init__(self, library: Any) -> None:
-        """Configure the library's tokenizer for deterministic encoding without truncation; it must not be used elsewhere."""
+        """Wrap a tokenizer of the library, and set its options: deterministic encoding without truncation."""
         library.encode_special_tokens = True  # names of special tokens in a text, encoded as ordinary text
         library.no_truncation()
         library.no_padding()
