@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,21 +39,21 @@ def read_file_pieces(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[
         MissingPackage: if a library for the format is not installed; such a file is not reported as damaged.
     """
     where = printable(str(path))
-    last: DocumentPiece | None = None
+    previous: DocumentPiece | None = None
     try:
         with path.open("rb") as raw:
             for piece in _pieces(raw, path, params, cuts):
-                last = piece._replace(read=raw.tell(), file=where)
-                yield last
+                previous = piece._replace(bytes_read=raw.tell(), file=where)
+                yield previous
     except MissingPackage:
         raise
     except Exception as e:  # any error of the reading libraries
-        content = unreadable_error(where, e)
-        if last is None:
-            yield DocumentPiece(where, content, file=where, lost="file")
-            return
-        lost = "rest" if last.lost == "document" else "file"
-        yield last._replace(content=content, first=last.last, last=True, lost=lost)
+        error = unreadable_error(where, e)
+        if previous is None:
+            yield DocumentPiece(where, None, file=where, error=error, lost="file")
+        else:
+            # The remainder of the file belongs to the document of the previous piece, or begins after it.
+            yield previous._replace(content=None, error=error, is_first=previous.is_last, is_last=True, lost="rest")
 
 
 def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
@@ -78,14 +78,14 @@ def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Ite
     file.seek(0)
     match layout:
         case "array":
-            return _numbered(array_items(file, where), where, "item", params.field)
+            return _array_pieces(array_items(file, where), where, params.field)
         case "object":
             return iter([DocumentPiece(where, file.read().removeprefix(codecs.BOM_UTF8), params.field)])
     return _read_lines(file, where, params.field)
 
 
 def _is_parquet(raw: BinaryIO, head: bytes) -> bool:
-    """Return whether an open file begins and ends as Parquet files do."""
+    """Return whether an open file begins and ends as Parquet files do; afterwards, the position is the beginning."""
     if not head.startswith(PARQUET):
         return False
     raw.seek(-len(PARQUET), io.SEEK_END)
@@ -94,9 +94,10 @@ def _is_parquet(raw: BinaryIO, head: bytes) -> bool:
     return tail == PARQUET
 
 
-def _numbered(items: Iterable[bytes], where: str, noun: str, field: str) -> Iterator[DocumentPiece]:
+def _array_pieces(items: Iterable[bytes], where: str, field: str) -> Iterator[DocumentPiece]:
+    """Yield the documents of an array of JSON objects."""
     for number, item in enumerate(items, 1):
-        yield DocumentPiece(f"{where}, {noun} {number}", item, field)
+        yield DocumentPiece(f"{where}, item {number}", item, field)
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
@@ -121,14 +122,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
         raise MissingPackage(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
 
     table = parquet.ParquetFile(file, buffer_size=PARQUET_BUFFER)
-    names = table.schema_arrow.names
-    if field not in names:
-        raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
-    if names.count(field) > 1:
-        raise UserError(
-            f"{where} has {names.count(field)} columns {field!r}: rename one, or choose another with --field"
-        )
-
+    _check_column(table.schema_arrow.names, where, field)
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
         column = batch.column(0)
@@ -142,3 +136,13 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
         for value in texts.to_pylist():
             yield DocumentPiece(f"{where}, row {number}", value)
             number += 1
+
+
+def _check_column(names: Sequence[str], where: str, field: str) -> None:
+    """Raise `UserError` unless exactly one column of a Parquet file has the name of the field."""
+    if field not in names:
+        raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
+    if names.count(field) > 1:
+        raise UserError(
+            f"{where} has {names.count(field)} columns {field!r}: rename one, or choose another with --field"
+        )

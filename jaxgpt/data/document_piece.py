@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.lenient_json import parse_record
@@ -12,20 +12,24 @@ from jaxgpt.errors import UserError, one_line, short_repr
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain halves of characters, such as "\ud83d"
 
+# The part that an error makes unreadable: a document, a complete file, or the rest of a file.
+Lost = Literal["document", "file", "rest"]
+
 
 class DocumentPiece(NamedTuple):
-    """A document, or part of a text file. Workers call `text` to parse it."""
+    """A document, part of a text file, or an unreadable part of a file. Workers call `text` to parse it."""
 
     where: str  # file, and line or row, for messages
-    content: str | bytes | UserError | None  # text or JSON object; error of an unreadable document; None: Parquet null
+    content: str | bytes | None  # text or JSON object; None: Parquet null, or unreadable
     field: str = ""  # field with the text in the JSON object; empty: the content is the text
-    first: bool = True  # whether the document starts with this piece
-    last: bool = True  # whether the document ends with this piece
+    is_first: bool = True  # whether the document starts with this piece
+    is_last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
-    read: int = 0  # bytes of the sources read from disk so far
-    file: str = ""  # path of the file
-    lost: str = "document"  # part that an error makes unreadable: `document`, `file` (complete) or `rest` (of the file)
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
+    file: str = ""  # path of the file
+    bytes_read: int = 0  # bytes of the sources read from disk so far
+    error: UserError | None = None  # error of an unreadable part of the file; None: `text` may still find an error
+    lost: Lost = "document"  # the part that this error, or an error in `text`, makes unreadable
 
     def text(self) -> str:
         """Parse the text; raise `UserError` if it cannot be read."""
@@ -45,13 +49,13 @@ class DocumentPiece(NamedTuple):
         return value
 
     def _value(self) -> Any:
-        """Return the content, or its field; raise `UserError` if the content is an error or has no such field."""
-        content: Any = self.content
-        if isinstance(content, UserError):
-            raise content
+        """Return the content, or its field; raise `UserError` if the piece is unreadable or has no such field."""
+        if self.error:
+            raise self.error
         if not self.field:
-            return content
-        record = parse_record(content, self.where)
+            return self.content
+        assert self.content is not None  # Parquet files have no JSON objects
+        record = parse_record(self.content, self.where)
         if not isinstance(record, dict):
             raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
         if self.field not in record:
@@ -63,19 +67,19 @@ class DocumentPiece(NamedTuple):
 
 def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
     """Return whether a document is dropped because of its length; a document in several pieces is never dropped."""
-    return piece.first and piece.last and len(text.strip()) < params.min_characters
+    return piece.is_first and piece.is_last and len(text.strip()) < params.min_characters
 
 
-def unreadable(piece: DocumentPiece, error: UserError) -> str:
-    """Return the message for an unreadable piece, with the file and the line or row."""
+def error_message(piece: DocumentPiece, error: UserError) -> str:
+    """Return the message for the error of a piece, with the file and the line or row."""
     if piece.lost != "rest":
         return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
 
-    # The piece is at the place of the last piece that was read: its document is complete, or has lost its end.
+    # The place is the place of the last readable piece. The document of that piece is complete if a new one would start here.
     place = piece.where.removeprefix(piece.file).lstrip(", ")
     if not place:
         return f"{error}; the rest of this file is lost"
-    if piece.first:
+    if piece.is_first:
         return f"{error}; the rest of this file after {place} is lost"
     return f"{error}; the rest of this file is lost, including the end of {place}"
 

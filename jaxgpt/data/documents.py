@@ -8,27 +8,34 @@ from pathlib import Path
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
 from jaxgpt.data.document_files import read_file_pieces
-from jaxgpt.data.document_piece import DocumentPiece, is_short, unreadable
+from jaxgpt.data.document_piece import DocumentPiece, error_message, is_short
 from jaxgpt.data.sources import Source
 from jaxgpt.errors import UserError
 
 BEGINNING = 200  # characters of the first document that identify a corpus
 TRAIN = b"\xff" * 32  # digest assigned to the first usable document; selects training for any `val_fraction`
-SKIP = "to skip such documents, use --on-error skip"
+SKIP = "to skip such documents, use --on-error skip"  # end of messages
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
     """Yield all documents, with long text files cut at `cuts`; the first document that is not dropped is for training."""
-    read = 0
-    documents = 0
-    for_training = 0  # number of the first document that is not dropped, counted from 1; 0: not found yet
-    for path in (path for source in sources for path in source.files):
+    bytes_before = 0  # size of the files before the current one
+    is_found = False  # whether a usable document was found
+    is_for_training = False  # whether the current document is the first usable document
+    for path in _files(sources):
         for piece in read_file_pieces(path, params, cuts):
-            documents += piece.first
-            if not for_training and piece.first and _is_usable(piece, params):
-                for_training = documents
-            yield piece._replace(read=read + piece.read, digest=TRAIN if documents == for_training else piece.digest)
-        read += path.stat().st_size
+            if piece.is_first:
+                is_for_training = not is_found and _is_usable(piece, params)
+                is_found = is_found or is_for_training
+            digest = TRAIN if is_for_training else piece.digest
+            yield piece._replace(bytes_read=bytes_before + piece.bytes_read, digest=digest)
+        bytes_before += path.stat().st_size
+
+
+def _files(sources: Sequence[Source]) -> Iterator[Path]:
+    """Yield the files of all sources."""
+    for source in sources:
+        yield from source.files
 
 
 def _is_usable(piece: DocumentPiece, params: PrepareParams) -> bool:
@@ -43,20 +50,27 @@ def _is_usable(piece: DocumentPiece, params: PrepareParams) -> bool:
 def check_first(sources: Sequence[Source], params: PrepareParams) -> None:
     """Read the first document of each source; raise `UserError` if it is unreadable."""
     for source in sources:
-        for piece in read_file_pieces(source.files[0], params, GPT2_CUTS):
+        piece = _first_piece(source.files[0], params)
+        if piece:
             _text(piece, params)
-            break
 
 
 def beginning(path: Path, params: PrepareParams) -> str:
     """Return the beginning of the first document of a file, without white space; "" if it is short or unreadable."""
-    for piece in read_file_pieces(path, params, GPT2_CUTS):
-        try:
-            text = "".join(piece.text()[: 2 * BEGINNING].split())
-        except UserError:
-            return ""
-        return text[:BEGINNING] if len(text) >= BEGINNING // 4 else ""
-    return ""
+    piece = _first_piece(path, params)
+    if not piece:
+        return ""
+    try:
+        text = piece.text()
+    except UserError:
+        return ""
+    characters = "".join(text[: 2 * BEGINNING].split())
+    return characters[:BEGINNING] if len(characters) >= BEGINNING // 4 else ""
+
+
+def _first_piece(path: Path, params: PrepareParams) -> DocumentPiece | None:
+    """Read the first piece of a file; None: the file has no documents."""
+    return next(read_file_pieces(path, params, GPT2_CUTS), None)
 
 
 def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
@@ -66,7 +80,7 @@ def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> 
         UserError: if a document is unreadable, unless `on_error` is skip.
     """
     total = sum(source.size for source in sources)
-    for path in (path for source in sources for path in source.files):
+    for path in _files(sources):
         left = size * path.stat().st_size / total
         for piece in read_file_pieces(path, params, GPT2_CUTS):
             if left <= 0:
@@ -84,4 +98,4 @@ def _text(piece: DocumentPiece, params: PrepareParams) -> str:
     except UserError as e:
         if params.on_error == "skip":
             return ""
-        raise UserError(f"{unreadable(piece, e)}; {SKIP}") from None
+        raise UserError(f"{error_message(piece, e)}; {SKIP}") from None

@@ -26,7 +26,8 @@ from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
 from jaxgpt.data.older_outputs import check_older_cuts
 from jaxgpt.data.output import new_output, open_index, set_tokenizer, settings_entry
-from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder, batches_of, in_order
+from jaxgpt.data.piece_batches import batches_of, encode_in_threads
+from jaxgpt.data.piece_encoder import EncodedPiece, PieceEncoder
 from jaxgpt.data.repeated import repeated_text, structured_text
 from jaxgpt.data.shard_writer import ShardWriter
 from jaxgpt.data.shards import check_files, saved_tokenizer, token_dtype
@@ -149,8 +150,8 @@ def _write_remaining(
     repeats = None if params.dedup == "none" else Repeats()
     _skip(islice(pieces, index["pieces"]), repeats, params)
 
-    encode = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
-    encoded = in_order(encode, batches_of(pieces), params.workers or cores())
+    encoder = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
+    encoded = encode_in_threads(encoder.encode_batch, batches_of(pieces), params.workers or cores())
     total = sum(source.size for source in sources)
     try:
         with closing(encoded):
@@ -173,8 +174,8 @@ def _skip(written: Iterable[DocumentPiece], repeats: Repeats | None, params: Pre
         return
     for piece in written:
         identity = piece.identity
-        is_first = piece.first
-        if piece.first and piece.last:
+        is_first = piece.is_first
+        if piece.is_first and piece.is_last:
             try:
                 text = piece.text()
             except UserError:
@@ -214,7 +215,7 @@ def _write(
                     _save(out, index, writers)
                     saved = time.monotonic()
 
-            read = batch[-1].read
+            read = batch[-1].bytes_read
             if start is None:
                 start = read
                 progress.stage("tokenizing")
@@ -250,19 +251,19 @@ def _write_piece(
     piece: EncodedPiece, writers: Mapping[str, ShardWriter], index: Index, repeats: Repeats | None
 ) -> bool:
     """Write or drop a piece, and count it in the index; return whether it completes a shard."""
-    if piece.skipped:
-        count_skipped(index["skipped"], piece.skipped, piece.file, piece.lost)
+    if piece.error:
+        count_skipped(index["skipped"], piece.error, piece.file, piece.lost)
     if repeats is not None and not piece.is_short:
-        repeats.add(piece.first, piece.identity)
+        repeats.add(piece.begins_document, piece.identity)
     reason = _drop_reason(piece, repeats)
     if reason:
-        index["dropped"][reason] += piece.first
+        index["dropped"][reason] += piece.begins_document
         return False
 
     index["markers"] += piece.markers
     writer = writers[piece.split]
     is_complete = writer.write(piece.ids)
-    writer.entry["documents"] += piece.first
+    writer.entry["documents"] += piece.begins_document
     writer.entry["bytes"] += piece.size
     return is_complete
 

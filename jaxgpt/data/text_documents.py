@@ -84,7 +84,7 @@ class _OpenDocument:
 
     def _piece(self, text: str, *, is_last: bool) -> DocumentPiece:
         return DocumentPiece(
-            self._where, text, first=self._is_first, last=is_last, digest=self._digest, identity=self._identity
+            self._where, text, is_first=self._is_first, is_last=is_last, digest=self._digest, identity=self._identity
         )
 
 

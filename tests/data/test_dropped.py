@@ -53,7 +53,7 @@ def write_lines(path: str, texts: Sequence[str]) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 50)
-    monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 100)
+    monkeypatch.setattr("jaxgpt.data.piece_batches.BATCH", 100)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 20)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)

@@ -71,7 +71,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split text files into small pieces, and record the progress after every piece."""
     monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 300)
-    monkeypatch.setattr("jaxgpt.data.piece_encoder.BATCH", 1000)
+    monkeypatch.setattr("jaxgpt.data.piece_batches.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
 
