@@ -10,9 +10,9 @@ from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.text import TextStream
 

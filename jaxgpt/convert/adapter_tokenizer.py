@@ -6,11 +6,12 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+from jaxgpt.data.removed_tokens import without_ids_from
 from jaxgpt.data.same_ids import same_vocabulary
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.special_files import read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, without_ids_from
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 
 

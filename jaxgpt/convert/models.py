@@ -28,19 +28,12 @@ from jaxgpt.convert.templates import with_defaults
 from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
 from jaxgpt.convert.write_weights import rounded_weights, save_weights
 from jaxgpt.data.chat_encoding import stop_ids
+from jaxgpt.data.new_tokenizer import GPT2_REPO, GPT2_REVISION, make_tokenizer
+from jaxgpt.data.removed_tokens import note_on_removed, without_ids_from
 from jaxgpt.data.special import IDS, SpecialTokens
 from jaxgpt.data.special_files import read_special_files
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import (
-    GPT2_REPO,
-    GPT2_REVISION,
-    how_to_write,
-    load_tokenizer,
-    make_tokenizer,
-    note_on_removed,
-    save_tokenizer,
-    without_ids_from,
-)
+from jaxgpt.data.tokenizer_files import how_to_write_json, load_tokenizer, save_tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
 from jaxgpt.hub import download
@@ -200,7 +193,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
     fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
     if not (source / "tokenizer.json").is_file():
-        raise UserError(f"{source} has no tokenizer.json: {how_to_write(source)}, or {fix}")
+        raise UserError(f"{source} has no tokenizer.json: {how_to_write_json(source)}, or {fix}")
     try:
         return load_tokenizer(source, config)
     except UserError as e:

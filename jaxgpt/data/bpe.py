@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from jaxgpt.data.byte_level import byte_level_bpe
@@ -22,30 +23,35 @@ DISTINCT = 8_000_000  # bytes of distinct words to train on; training takes abou
 # Approximation of the words of GPT-2's pattern: runs of letters, of digits, or of other characters.
 WORDS = re.compile(rf"[^\W\d_]{{1,{WORD}}}|\d{{1,{WORD}}}|(?:[^\w\s]|_){{1,{WORD}}}")
 
-Sample = Callable[
-    [int], Iterable[Sequence[str]]
-]  # function of a number of bytes: returns about as much text, in pieces
+# Function of a number of bytes: returns about as much text, in pieces.
+Sample = Callable[[int], Iterable[Sequence[str]]]
 
 
-def train_bpe(texts: Iterable[Sequence[str]] | Sample, vocab_size: int, size: int = 0) -> SubwordTokenizer:
+def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
     """Train a byte-level BPE of at most `vocab_size` tokens; minimum 257: all bytes and end-of-text.
 
     Args:
-        texts: texts in pieces, or a function that returns about `size` bytes of text. The function is called with a smaller
-            size if the text has too many distinct words.
+        texts: texts in pieces.
         vocab_size: maximum number of tokens.
-        size: bytes of text to request if `texts` is a function.
 
     Raises:
         UserError: if `vocab_size` is below 257.
     """
+    _check_size(vocab_size)
+    return SubwordTokenizer(_train_interruptibly(texts, vocab_size))
+
+
+def train_bpe_on_sample(sample: Sample, vocab_size: int, size: int) -> SubwordTokenizer:
+    """Train a byte-level BPE like `train_bpe`, on about `size` bytes, or less if they have too many distinct words."""
+    _check_size(vocab_size)
+    while size > DISTINCT and _distinct(sample(size)) > DISTINCT:
+        size //= 2
+    return train_bpe(sample(size), vocab_size)
+
+
+def _check_size(vocab_size: int) -> None:
     if vocab_size < 257:
         raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")
-    if callable(texts):
-        while size > DISTINCT and _distinct(texts(size)) > DISTINCT:
-            size //= 2
-        texts = texts(size)
-    return SubwordTokenizer(_interruptible(texts, vocab_size))
 
 
 def _distinct(texts: Iterable[Sequence[str]]) -> int:
@@ -62,49 +68,44 @@ def _distinct(texts: Iterable[Sequence[str]]) -> int:
     return total
 
 
-def _interruptible(texts: Iterable[Sequence[str]], vocab_size: int) -> Any:
+def _train_interruptibly(texts: Iterable[Sequence[str]], vocab_size: int) -> Any:
     """Train in a thread, so that Ctrl-C ends the command: the library itself does not handle signals."""
-    trained = []
-    errors = list[BaseException]()
     is_stopped = threading.Event()
+    trained = Future[Any]()
 
     def until_stopped() -> Iterator[Sequence[str]]:
-        for each in texts:
+        for pieces in texts:
             if is_stopped.is_set():
                 return
-            yield each
+            yield pieces
 
     def run() -> None:
         try:
-            trained.append(_train(until_stopped(), vocab_size))
+            trained.set_result(_train(until_stopped(), vocab_size))
         except BaseException as e:
-            errors.append(e)
+            trained.set_exception(e)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
     try:
-        thread.join()
+        return trained.result()
     except KeyboardInterrupt:
         is_stopped.set()
         raise
-    if errors:
-        raise errors[0]
-    return trained[0]
 
 
 def _train(texts: Iterator[Sequence[str]], vocab_size: int) -> Any:
     """Train with the library; cut long words only for training."""
     from tokenizers import pre_tokenizers, trainers
 
-    tokenizer = byte_level_bpe({}, [])
+    library = byte_level_bpe({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOS_NAMES[0]],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = tokenizer.pre_tokenizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(WORD)])
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = words
-    return tokenizer
+    word_splitter = library.pre_tokenizer
+    library.pre_tokenizer = pre_tokenizers.Sequence([word_splitter, pre_tokenizers.FixedLength(WORD)])
+    library.train_from_iterator(texts, trainer)
+    library.pre_tokenizer = word_splitter
+    return library

@@ -19,11 +19,12 @@ from pathlib import Path
 from jaxgpt.config import PrepareParams
 from jaxgpt.cpu import cores
 from jaxgpt.data.bos import document_bos, with_bos
-from jaxgpt.data.bpe import train_bpe
+from jaxgpt.data.bpe import train_bpe_on_sample
 from jaxgpt.data.document_piece import DocumentPiece, is_short
 from jaxgpt.data.documents import beginning, check_first, read_pieces, sample_text
 from jaxgpt.data.dropped import Repeats, count_skipped
 from jaxgpt.data.index import SPLITS, Index, write_index
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.older_outputs import check_older_cuts
 from jaxgpt.data.output import new_output, open_index, set_tokenizer, settings_entry
 from jaxgpt.data.piece_batches import batches_of, encode_in_threads
@@ -33,7 +34,7 @@ from jaxgpt.data.shard_writer import ShardWriter
 from jaxgpt.data.shards import check_files, saved_tokenizer, token_dtype
 from jaxgpt.data.sources import Source, find_source
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.data_settings import FROM_TEXT
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -91,7 +92,9 @@ def prepare(
         for text in _notes_before(out, index, sources, params):
             note(text)
         if "tokenizer" not in index:
-            tokenizer = tokenizer or train_bpe(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
+            if tokenizer is None:
+                sample = partial(sample_text, sources, params)
+                tokenizer = train_bpe_on_sample(sample, params.vocab_size, BPE_SAMPLE)
             set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
         _write_remaining(out, index, sources, params, progress)
         if params.separator and not _is_divided(index, sources):

@@ -9,11 +9,12 @@ from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
 from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.shards import prepared_tokenizer
 from jaxgpt.data.source_settings import kind_of, located
 from jaxgpt.data.text import read_text
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
+from jaxgpt.data_settings import FROM_TEXT
 from jaxgpt.errors import UserError
 
 

@@ -30,7 +30,7 @@ class TokenizerClass(NamedTuple):
     options: Mapping[str, Any] = {}
 
     @property
-    def begins_texts(self) -> bool:
+    def keeps_bos(self) -> bool:
         """Whether tokenizer.json may add a beginning-of-text token. GPT-NeoX's class removes this token."""
         return self.name != "GPTNeoXTokenizer"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, jaxgpt
 
-from jaxgpt.data.tokenizer_files import train_bpe
+from jaxgpt.data.bpe import train_bpe
 from jaxgpt.locks import sole_writer
 
 PREPARE = ("data", "prepare", "src", "--tokenizer", "tokenizer.json", "--workers", "1")

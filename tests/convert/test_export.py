@@ -25,8 +25,9 @@ from jaxgpt.convert.families import exported_form
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.convert.write_files import Tensor, write_safetensors
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics

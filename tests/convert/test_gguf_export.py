@@ -28,9 +28,10 @@ from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
 from jaxgpt.convert.models import import_model
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, save
 

@@ -14,7 +14,8 @@ import jaxgpt
 from jaxgpt.convert.gguf_special import read_special_tokens
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
 from jaxgpt.convert.models import export_model, import_model
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt
 

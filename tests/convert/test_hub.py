@@ -15,7 +15,7 @@ from huggingface_hub import constants, errors
 
 from jaxgpt import hub
 from jaxgpt.convert.models import PATTERNS, fetch_model, import_model
-from jaxgpt.data.tokenizer_files import GPT2_REVISION
+from jaxgpt.data.new_tokenizer import GPT2_REVISION
 from jaxgpt.errors import UserError
 from jaxgpt.hub import reachable
 
@@ -108,7 +108,7 @@ def test_errors_are_one_line(monkeypatch, error, message):
 OFFLINE = """
 import sys, time
 from jaxgpt.convert.models import fetch_model
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data.new_tokenizer import make_tokenizer
 began = time.perf_counter()
 for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):
     try:

@@ -11,9 +11,10 @@ import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.special_files import read_special_files
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 

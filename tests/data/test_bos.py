@@ -19,10 +19,11 @@ from jaxgpt.data.bos import decode_texts, text_bos, with_bos
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.index import read_index, write_index
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, save_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file

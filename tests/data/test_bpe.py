@@ -16,13 +16,13 @@ from tokenizers import pre_tokenizers, trainers
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import bpe
-from jaxgpt.data.bpe import train_bpe
+from jaxgpt.data.bpe import train_bpe, train_bpe_on_sample
 from jaxgpt.data.byte_level import byte_level_bpe
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.text import python_sources
 from jaxgpt.data.tokenizer import EOS_NAMES
-from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
 
@@ -78,7 +78,7 @@ def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(size)
         yield from ([f"{i:010} "] for i in range(size // 11))
 
-    train_bpe(numbers, 300, 88_000)
+    train_bpe_on_sample(numbers, 300, 88_000)
     assert sizes == [88_000, 44_000, 22_000, 11_000, 11_000]
     sizes.clear()
 
@@ -86,7 +86,7 @@ def test_distinct_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(size)
         yield from (["0123456789 "] for i in range(size // 11))
 
-    train_bpe(repeated, 300, 88_000)
+    train_bpe_on_sample(repeated, 300, 88_000)
     assert sizes == [88_000, 88_000]
 
 

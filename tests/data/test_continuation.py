@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from jaxgpt.data.chat_records import Pair
 from jaxgpt.data.continuation import encode_continuation
 from jaxgpt.data.conversations import encode_conversation
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer
 
 TEXT = "Answer: hello hello, he said. The other's hall is here\n and there (2 of 3)\n\nhell: 10.5 or help me " * 20
 SPECIAL = ("<unk>", "<s>", "</s>")

@@ -30,11 +30,11 @@ from jaxgpt.data.conversations import (
     load_conversations,
     pack_conversations,
 )
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
 NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|assistant|>"]

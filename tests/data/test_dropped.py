@@ -17,10 +17,11 @@ from helpers import TEXT, jaxgpt
 
 from jaxgpt.atomic import write_json
 from jaxgpt.config import PrepareParams
+from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.dropped import skipped_lines
 from jaxgpt.data.index import read_index, write_index
 from jaxgpt.data.prepare import prepare
-from jaxgpt.data.tokenizer_files import load_tokenizer, train_bpe
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
 

@@ -28,14 +28,16 @@ from helpers import TEXT, repository
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import open_data, text_portions
+from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.documents import sample_text
 from jaxgpt.data.index import read_index, write_index
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.same_ids import same_ids
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
 

@@ -44,11 +44,12 @@ from jaxgpt.data.chat_encoding import ChatFormat
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Formats, read_conversations
 from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.token_files import open_tokens
 from jaxgpt.data.tokenizer import ByteTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters

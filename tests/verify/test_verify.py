@@ -19,7 +19,7 @@ from helpers import MODELS, jaxgpt, make, small
 from jaxgpt import kernels
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import models
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.decoding import sampler
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine
