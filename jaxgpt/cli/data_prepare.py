@@ -95,13 +95,12 @@ def _validation(train: int, val: int) -> str:
 
 def _markers(number: int) -> str:
     """Describe the end-of-text markers that were read as ordinary text, or return ""."""
-    from jaxgpt.data.text import MARKER
+    from jaxgpt.data.tokenizer import END_OF_TEXT
 
     if not number:
         return ""
-    return (
-        f"{MARKER} as ordinary text {plural(number, 'time')}; to separate documents there, use --separator '{MARKER}'"
-    )
+    fix = f"use --separator '{END_OF_TEXT}'"
+    return f"{END_OF_TEXT} as ordinary text {plural(number, 'time')}; to separate documents there, {fix}"
 
 
 def _skipped(skipped: Skips) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxgpt.data.byte_level import byte_level_bpe
 from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import EOS_NAMES
+from jaxgpt.data.tokenizer import END_OF_TEXT
 from jaxgpt.errors import UserError
 
 WORD = 1000  # bytes after which a word is cut for training
@@ -100,7 +100,7 @@ def _train(texts: Iterator[Sequence[str]], vocab_size: int) -> Any:
     library = byte_level_bpe({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOS_NAMES[0]],
+        special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

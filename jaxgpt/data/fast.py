@@ -12,7 +12,7 @@ import numpy as np
 from jaxgpt.data.byte_level import BYTE_VOCAB
 from jaxgpt.data.cuts import word_pattern
 from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
-from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
+from jaxgpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from jaxgpt.errors import UserError
 
 UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
@@ -32,7 +32,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     if not ranks:
         return None
     # Without any special token, tiktoken takes 1.5 times as long. The name of this token is encoded as ordinary text.
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}
+    special = {END_OF_TEXT: max(ranks.values()) + 1}
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:

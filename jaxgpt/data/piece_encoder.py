@@ -13,7 +13,7 @@ from jaxgpt.data.document_piece import DocumentPiece, Lost, error_message, is_sh
 from jaxgpt.data.documents import SKIP
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import token_dtype
-from jaxgpt.data.tokenizer import EOS_NAMES, Tokenizer
+from jaxgpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from jaxgpt.errors import UserError
 
 SplitName = Literal["train", "val"]
@@ -87,7 +87,7 @@ class PieceEncoder:
             lost=piece.lost,
             identity=own_digest if piece.is_first and piece.is_last else piece.identity,
             is_short=is_short(piece, text, self.params),
-            markers=text.count(EOS_NAMES[0]),
+            markers=text.count(END_OF_TEXT),
         )
 
     def _delimited(self, piece: DocumentPiece, ids: np.ndarray) -> np.ndarray:

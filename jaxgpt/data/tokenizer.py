@@ -14,7 +14,8 @@ from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 
-EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
+END_OF_TEXT = "<|endoftext|>"  # end-of-text token of GPT-2, which other programs write into texts
+EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
 
 Ids = Sequence[int] | np.ndarray
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import open_data, text
+from jaxgpt.data import open_data, plain_text
 from jaxgpt.data.builtin import PYTHON_MODULES, repeats
 from jaxgpt.data.sources import find_source
 from jaxgpt.data.text import python_sources, read_path, read_text
@@ -99,7 +99,7 @@ def test_no_text() -> None:
 def test_the_advised_command_quotes_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "my text.txt"
     path.write_text("a" * 120)
-    monkeypatch.setattr(text, "TEXT_BYTES", 100)
+    monkeypatch.setattr(plain_text, "TEXT_BYTES", 100)
     with pytest.raises(UserError, match=re.escape(f"jaxgpt data prepare '{path}' --out tokens")):
         read_path(path)
 
@@ -110,7 +110,7 @@ def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         read_path(tmp_path / "a.txt")
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("a" * 60)
-    monkeypatch.setattr(text, "TEXT_BYTES", 100)
+    monkeypatch.setattr(plain_text, "TEXT_BYTES", 100)
     assert len(read_path(tmp_path / "a.txt").data) == 60
     with pytest.raises(UserError, match="more than 100 bytes of text: tokenize it with jaxgpt data prepare"):
         read_path(tmp_path)
