@@ -26,7 +26,7 @@ class Neighbor(NamedTuple):
 
 
 class PlainEncoder:
-    """Encodes with a copy of a tokenizer, in which each control token has a random name: its own name is ordinary text."""
+    """Encodes with a copy of a tokenizer: control tokens have random names, so their own names are ordinary text."""
 
     def __init__(self, control: ControlTokens) -> None:
         assert isinstance(control.tokenizer, SubwordTokenizer)

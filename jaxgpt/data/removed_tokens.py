@@ -8,7 +8,7 @@ from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import plural
 
-SHOWN = 8  # maximum number of tokens that a note names
+SHOWN = 8  # maximum number of tokens in a note
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
@@ -30,7 +30,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
 
 def note_on_removed(whole: Tokenizer, smaller: Tokenizer) -> str:
-    """Return a note on the tokens that `without_ids_from` has removed; "" if there are none."""
+    """Return a note on the tokens that `without_ids_from` removed, or ""."""
     removed = range(smaller.vocab_size, whole.vocab_size)
     if not removed:
         return ""
