@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
-from jaxgpt.data.chat_parts import AnswerFinder, Part
+from jaxgpt.data.chat_marked import MarkedAnswers
+from jaxgpt.data.chat_parts import Part, RenderedAnswers
 from jaxgpt.data.chat_renderings import Renderings
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.data.control_tokens import ControlTokens, unused_mark
@@ -51,8 +52,8 @@ class ChatFormat:
         Raises:
             UserError: if the messages are malformed, or the template or the tokenizer rejects them.
         """
-        view = self._view(self.template.readable(messages), tools, is_prompt=True)
-        sequences, mark = self._sequences(view)
+        renderings = self._renderings(self.template.readable(messages), tools, is_prompt=True)
+        sequences, mark = self._sequences(renderings)
         ids: list[int] = self._encode(sequences[-1], mark).ids.tolist()
         return ids
 
@@ -73,8 +74,8 @@ class ChatFormat:
                 f"no message has the role assistant, but only assistant messages are trained on: the roles are "
                 f"{short_repr(roles)}"
             )
-        view = self._view(messages, tools, is_prompt=False)
-        sequences, mark = self._sequences(view)
+        renderings = self._renderings(messages, tools, is_prompt=False)
+        sequences, mark = self._sequences(renderings)
         return [self._encode(parts, mark) for parts in sequences]
 
     def content(self, answer: str) -> str:
@@ -134,17 +135,18 @@ class ChatFormat:
     def _parts(self) -> PartEncoder:
         return PartEncoder(self._control)
 
-    def _view(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Renderings:
+    def _renderings(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Renderings:
         return Renderings(self.template, messages, tools, self.frame.header, is_prompt)
 
-    def _sequences(self, view: Renderings) -> tuple[list[list[Part]], str]:
+    def _sequences(self, renderings: Renderings) -> tuple[list[list[Part]], str]:
         """Render a conversation as sequences of parts; also return the mark of names in messages."""
-        protected, mark = self._protected(view)
-        added_end = self._control.names.get(self.end.ids[0], "") if self.end.ids else ""
-        finder = AnswerFinder(self.frame, self.end, added_end)
-        return finder.sequences(protected), mark
+        protected, mark = self._protected(renderings)
+        whole = protected.whole()
+        if whole.spans:
+            return [MarkedAnswers(self.frame, self.end).parts(protected, whole)], mark
+        return RenderedAnswers(self.frame, self.end).sequences(protected), mark
 
-    def _protected(self, view: Renderings) -> tuple[Renderings, str]:
+    def _protected(self, renderings: Renderings) -> tuple[Renderings, str]:
         """Mark the names of control tokens in messages and tools (`ControlTokens.protect`); also return the mark.
 
         Marking the first character of names everywhere is safer than marking names, because a template may join parts of
@@ -153,11 +155,11 @@ class ChatFormat:
         Raises:
             UserError: if the template joins parts of names, and the safer marks change the rendered text.
         """
-        mark = unused_mark([view.messages, view.tools, self.template.variables, self.template.source])
-        beginnings = self._marked(view, mark, self._markup)
-        if (beginnings.messages, beginnings.tools) == (view.messages, view.tools):
-            return view, ""
-        names = self._marked(view, mark, None)
+        mark = unused_mark([renderings.messages, renderings.tools, self.template.variables, self.template.source])
+        beginnings = self._marked(renderings, mark, self._markup)
+        if (beginnings.messages, beginnings.tools) == (renderings.messages, renderings.tools):
+            return renderings, ""
+        names = self._marked(renderings, mark, None)
         safer_text = beginnings.whole().text
         text = names.whole().text
         if text.replace(mark, "") == safer_text.replace(mark, ""):
@@ -168,14 +170,14 @@ class ChatFormat:
             )
         return names, mark
 
-    def _marked(self, view: Renderings, mark: str, markup: frozenset[str] | None) -> Renderings:
+    def _marked(self, renderings: Renderings, mark: str, markup: frozenset[str] | None) -> Renderings:
         """Mark names in messages and tools; `markup` as in `ControlTokens.protect`."""
         protect = self._control.protect
         messages = []
-        for message in view.messages:
+        for message in renderings.messages:
             kept = self.template.answer_tokens if message["role"] == "assistant" else ()
             messages.append(protect(message, mark, kept, markup))
-        return view.replaced(messages, protect(view.tools, mark, (), markup))
+        return renderings.replaced(messages, protect(renderings.tools, mark, (), markup))
 
     @cached_property
     def _markup(self) -> frozenset[str]:

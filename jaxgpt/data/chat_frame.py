@@ -47,12 +47,14 @@ class TurnEnd(NamedTuple):
     Attributes:
         text: text that the template renders after an answer, without trailing white space; may be empty.
         ids: ids to append to an answer, because the template renders nothing after it.
+        added: name of the control token in `ids`, which the template may render between messages; "": no such name.
         stop_id: id that ends generation, or None.
         stop: text that ends generation if `stop_id` is None; may be empty.
     """
 
     text: str = ""
     ids: tuple[int, ...] = ()
+    added: str = ""
     stop_id: int | None = None
     stop: str = ""
 
@@ -179,7 +181,9 @@ def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> 
         return TurnEnd()
     if not tail.strip():
         eos_id = tokenizer.eos_id
-        return TurnEnd(ids=() if eos_id is None else (eos_id,), stop_id=eos_id)
+        if eos_id is None:
+            return TurnEnd()
+        return TurnEnd(ids=(eos_id,), added=control.names.get(eos_id, ""), stop_id=eos_id)
 
     text = tail.rstrip()
     if isinstance(tokenizer, SubwordTokenizer):

@@ -262,7 +262,7 @@ def test_the_end_of_an_empty_answer_is_a_target(name: str) -> None:
     [
         ("chatml", TurnEnd("<|im_end|>", stop_id=259)),
         ("llama-2", TurnEnd(" </s>", stop_id=257)),
-        ("no end", TurnEnd(ids=(257,), stop_id=257)),
+        ("no end", TurnEnd(ids=(257,), added="</s>", stop_id=257)),
         ("text", TurnEnd("\n###", stop="\n###")),
     ],
 )
