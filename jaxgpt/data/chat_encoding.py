@@ -16,10 +16,11 @@ import numpy as np
 from jaxgpt.config import DataConfig
 from jaxgpt.data.chat_frame import Frame, TurnEnd, find_end, read_frame
 from jaxgpt.data.chat_marked import MarkedAnswers
+from jaxgpt.data.chat_names import NameMarker, Protected
 from jaxgpt.data.chat_parts import Part, RenderedAnswers
 from jaxgpt.data.chat_renderings import Renderings
 from jaxgpt.data.chat_template import ChatTemplate, Message
-from jaxgpt.data.control_tokens import ControlTokens, unused_mark
+from jaxgpt.data.control_tokens import ControlTokens
 from jaxgpt.data.part_encoder import PartEncoder
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer import Tokenizer
@@ -52,9 +53,9 @@ class ChatFormat:
         Raises:
             UserError: if the messages are malformed, or the template or the tokenizer rejects them.
         """
-        renderings = self._renderings(self.template.readable(messages), tools, is_prompt=True)
-        sequences, mark = self._sequences(renderings)
-        ids: list[int] = self._encode(sequences[-1], mark).ids.tolist()
+        protected = self._protected(self.template.readable(messages), tools, is_prompt=True)
+        *_, last = self._sequences(protected.renderings)
+        ids: list[int] = self._encode(last, protected.mark).ids.tolist()
         return ids
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Conversation]:
@@ -74,9 +75,8 @@ class ChatFormat:
                 f"no message has the role assistant, but only assistant messages are trained on: the roles are "
                 f"{short_repr(roles)}"
             )
-        renderings = self._renderings(messages, tools, is_prompt=False)
-        sequences, mark = self._sequences(renderings)
-        return [self._encode(parts, mark) for parts in sequences]
+        protected = self._protected(messages, tools, is_prompt=False)
+        return [self._encode(parts, protected.mark) for parts in self._sequences(protected.renderings)]
 
     def content(self, answer: str) -> str:
         """Return the content of a generated answer, without the white space that the template adds around an answer."""
@@ -131,65 +131,30 @@ class ChatFormat:
         around = self.frame.around_user + tail
         return ControlTokens(self.tokenizer, names | {name for name in added if name in around})
 
+    def _protected(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Protected:
+        """Return the renderings of a conversation with marks in the names of control tokens."""
+        return self._names.protected(Renderings(self.template, messages, tools, self.frame.header, is_prompt))
+
+    def _sequences(self, renderings: Renderings) -> list[list[Part]]:
+        """Split a conversation with protected names into sequences of parts."""
+        whole = renderings.whole()
+        if whole.spans:
+            return [MarkedAnswers(self.frame, self.end).parts(renderings, whole)]
+        return RenderedAnswers(self.frame, self.end).sequences(renderings)
+
     @cached_property
-    def _parts(self) -> PartEncoder:
+    def _names(self) -> NameMarker:
+        return NameMarker(self.template, self._control)
+
+    @cached_property
+    def _part_encoder(self) -> PartEncoder:
         return PartEncoder(self._control)
 
-    def _renderings(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Renderings:
-        return Renderings(self.template, messages, tools, self.frame.header, is_prompt)
-
-    def _sequences(self, renderings: Renderings) -> tuple[list[list[Part]], str]:
-        """Render a conversation as sequences of parts; also return the mark of names in messages."""
-        protected, mark = self._protected(renderings)
-        whole = protected.whole()
-        if whole.spans:
-            return [MarkedAnswers(self.frame, self.end).parts(protected, whole)], mark
-        return RenderedAnswers(self.frame, self.end).sequences(protected), mark
-
-    def _protected(self, renderings: Renderings) -> tuple[Renderings, str]:
-        """Mark the names of control tokens in messages and tools (`ControlTokens.protect`); also return the mark.
-
-        Marking the first character of names everywhere is safer than marking names, because a template may join parts of
-        names. The safer marks are used unless they change the rendered text. The mark is "" if nothing needs a mark.
-
-        Raises:
-            UserError: if the template joins parts of names, and the safer marks change the rendered text.
-        """
-        mark = unused_mark([renderings.messages, renderings.tools, self.template.variables, self.template.source])
-        beginnings = self._marked(renderings, mark, self._markup)
-        if (beginnings.messages, beginnings.tools) == (renderings.messages, renderings.tools):
-            return renderings, ""
-        names = self._marked(renderings, mark, None)
-        safer_text = beginnings.whole().text
-        text = names.whole().text
-        if text.replace(mark, "") == safer_text.replace(mark, ""):
-            return beginnings, mark
-        if len(self._control.unmarked(text, mark)) > len(self._control.unmarked(safer_text, mark)):
-            raise UserError(
-                "the chat template joins parts of the messages to a special token: remove them from the messages"
-            )
-        return names, mark
-
-    def _marked(self, renderings: Renderings, mark: str, markup: frozenset[str] | None) -> Renderings:
-        """Mark names in messages and tools; `markup` as in `ControlTokens.protect`."""
-        protect = self._control.protect
-        messages = []
-        for message in renderings.messages:
-            kept = self.template.answer_tokens if message["role"] == "assistant" else ()
-            messages.append(protect(message, mark, kept, markup))
-        return renderings.replaced(messages, protect(renderings.tools, mark, (), markup))
-
-    @cached_property
-    def _markup(self) -> frozenset[str]:
-        """Strings that the template may look for in messages."""
-        names = self._control.names.values()
-        return frozenset(text for text in self.template.strings if len(text) > 1 and text not in names)
-
     def _encode(self, parts: Sequence[Part], mark: str) -> Conversation:
-        """Encode the parts of a sequence, with the mask of its targets."""
+        """Encode the parts of a sequence, with the mask of its targets; `mark` as in `Protected`."""
         ids = list[int]()
         is_target = list[bool]()
-        encoded = self._parts.encode([part.text for part in parts], mark)
+        encoded = self._part_encoder.encode([part.text for part in parts], mark)
         for part, part_ids in zip(parts, encoded, strict=True):
             end_ids = self.end.ids if part.adds_end else ()
             ids += [*part_ids, *end_ids]

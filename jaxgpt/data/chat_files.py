@@ -44,17 +44,18 @@ def find_files(path: Path) -> Files:
     training.
     """
     if not path.is_dir():
-        return Files([path], [], [])
-    files: dict[str, list[Path]] = {"train": [], "val": [], "": []}
+        return Files(train=[path], val=[], unused=[])
+    by_split: dict[str, list[Path]] = {"train": [], "val": [], "": []}  # "": no word in the path determines the split
     for file in list_files(path).files:
         if holds_records(file):
             words = Path("-".join(file.relative_to(path).parts))
-            files[split_of(words)].append(file)
-    if files["train"]:
-        return Files(files["train"], files["val"], files[""])
-    if files[""]:
-        return Files(files[""], files["val"], [])
-    return Files(files["val"], [], [])
+            by_split[split_of(words)].append(file)
+
+    if by_split["train"]:
+        return Files(train=by_split["train"], val=by_split["val"], unused=by_split[""])
+    if by_split[""]:
+        return Files(train=by_split[""], val=by_split["val"], unused=[])
+    return Files(train=by_split["val"], val=[], unused=[])
 
 
 def check_conversations(path: Path, on_error: str = "fail") -> None:
@@ -105,10 +106,10 @@ def read_files(
         progress: called with the number of bytes read so far and the total.
     """
     total = sum(path.stat().st_size for path in files)
-    done = 0
+    earlier = 0  # bytes of the files before the current one
     for path in files:
         for record in read_records(path, fields):
-            progress(done + record.read, total)
+            progress(earlier + record.read, total)
             if record.error:
                 reason = "that end the reading of their file" if record.lost else "unreadable"
                 skipped.add(reason, record.where, record.error)
@@ -119,7 +120,7 @@ def read_files(
                 skipped.add(reason_of(e, "of an unknown shape"), record.where, str(e))
                 continue
             yield record.where, value
-        done += path.stat().st_size
+        earlier += path.stat().st_size
 
 
 def no_conversations(path: Path, skipped: Skipped) -> UserError:

@@ -31,12 +31,13 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     if tokenizer.separator or not len(before):
         return tokenizer.encode(text)
     if isinstance(before, str):
+        before_text = before
         before_ids = tokenizer.encode(before)
     else:
         before_ids = np.asarray(before, np.int32)
-        before = tokenizer.decode(before_ids)
+        before_text = tokenizer.decode(before_ids)
 
-    whole = tokenizer.encode(before + text)
+    whole = tokenizer.encode(before_text + text)
     n = len(before_ids)
     if np.array_equal(whole[:n], before_ids):
         return whole[n:]
@@ -44,12 +45,12 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     # A token crosses the boundary. Take the first candidate that gives the same text.
     wanted = tokenizer.decode(whole)
     alone = tokenizer.encode(text)
-    candidates = [alone, *_after_anchors(tokenizer, text)]
-    for ids in candidates:
+    after_anchors = [*_after_anchors(tokenizer, text)]
+    for ids in [alone, *after_anchors]:
         if tokenizer.decode([*before_ids, *ids]) == wanted:
             return ids
     # The text at the boundary changes, for example because characters are composed. At least, add no space.
-    return candidates[min(1, len(candidates) - 1)]
+    return after_anchors[0] if after_anchors else alone
 
 
 def _after_anchors(tokenizer: Tokenizer, text: str) -> Iterator[np.ndarray]:

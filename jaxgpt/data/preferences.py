@@ -167,7 +167,7 @@ def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, formats: F
 def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, formats: Formats) -> Conversation:
     """Encode one text of a pair; raise `UserError` unless it is a single sequence with a prompt and targets."""
     sequences = encode_conversation(chat, tokenizer, formats.of(chat))
-    with_targets = [each for each in sequences if each.is_target.any()]
+    with_targets = [sequence for sequence in sequences if sequence.is_target.any()]
     if not with_targets:
         raise UserError("all messages of an answer have the weight 0, so nothing is compared: set a weight to 1")
     if len(with_targets) > 1:
@@ -188,11 +188,9 @@ def check_fits(pair: Preference, config: Config) -> None:
     """Raise `UserError` if a window holds no answer of a pair, or no difference between the answers."""
     size = config.window + 1
     fix = "raise --data.window" if config.window < config.model.block_size else "shorten the texts"
-    prompt = max(len(prompt_ids(text)) for text in pair)
-    if prompt >= size:
-        raise DoesNotFit(
-            f"the prompt of {prompt:,} tokens leaves no room for an answer in {config.window_setting}: {fix}"
-        )
+    n = max(len(prompt_ids(text)) for text in pair)
+    if n >= size:
+        raise DoesNotFit(f"the prompt of {n:,} tokens leaves no room for an answer in {config.window_setting}: {fix}")
     if np.array_equal(pair.chosen.ids[:size], pair.rejected.ids[:size]):
         raise DoesNotFit(f"the answers are equal within the first {size:,} tokens ({config.window_setting}): {fix}")
 
@@ -208,7 +206,7 @@ def key_of(pair: Preference) -> tuple[bytes, bytes]:
 
 
 def _described(pairs: Sequence[Preference], path: Path, config: Config) -> str:
-    """Describe pairs: their number, the lengths of their answers and prompts, and the filled fraction of the windows."""
+    """Describe pairs: their number, the lengths of their answers, the filled fraction of the windows, and truncated texts."""
     T = config.window
     lengths = [len(text.ids) for pair in pairs for text in pair]
     chosen = np.mean([pair.chosen.is_target.sum() for pair in pairs])
