@@ -34,7 +34,9 @@ ROLES = {
     "function": "tool",
     "function_response": "tool",
     "tool_response": "tool",
-    **{role: role for role in CALLS},
+    # Calls become messages of the assistant.
+    "function_call": "function_call",
+    "tool_call": "tool_call",
 }
 # Further roles of chat templates: a system message, and results or texts that the model reads.
 FURTHER_ROLES = ("developer", "ipython", "environment", "documents")
