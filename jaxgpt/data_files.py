@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config
 from jaxgpt.data_settings import FROM_TEXT, DataConfig
+from jaxgpt.files import missing
 from jaxgpt.listing import holds_records
 
 
@@ -17,6 +18,36 @@ def place_of(path: str, directory: str) -> str:
     if path and is_elsewhere and started.exists():
         return str(started)
     return path
+
+
+def located(data: DataConfig, directory: str) -> DataConfig:
+    """Return the settings of a source with the path at which its data are found.
+
+    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
+
+    Raises:
+        UserError: if the data are in neither place.
+    """
+    if not data.path:
+        return data
+    found = place_of(data.path, directory)
+    if Path(found).exists():
+        return replace(data, path=found)
+    is_elsewhere = Path(directory).resolve() != Path.cwd()
+    if not directory or not is_elsewhere or Path(data.path).is_absolute():
+        raise missing(data.path)
+    fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
+    raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
+
+
+def base_directory(config: Config) -> str:
+    """Return the base of relative data paths: the directory where the run was started, or the current directory."""
+    here = str(Path.cwd())
+    paths = [each.path for each in config.data.sources]
+    for directory in (config.directory or here, here):
+        if all(Path(directory, path).exists() for path in paths):
+            return directory
+    return config.directory or here
 
 
 def holds_conversations(source: DataConfig) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from jaxgpt.errors import short_repr
+from jaxgpt.reward_words import answer_fields, reward_weights, weight_errors
 from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, setting
 
 WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
@@ -16,7 +14,6 @@ PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pai
 REWARDS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
 DISTILLATION = ("distill", "on-policy-distill")  # objectives with a frozen teacher
 ROLLOUTS = (*REWARDS, "on-policy-distill")  # objectives of answers that the trained model generates to prompts
-ANSWER = "answer"  # default field of a record with the expected answer
 # Objectives that use each setting of `post`.
 USED_BY = {
     "divergence": DISTILLATION,
@@ -41,14 +38,6 @@ USED_BY = {
     "kl": REWARDS,
     "kl_estimator": REWARDS,
 }
-
-
-def shown_reward(word: str) -> str:
-    """Return a word of `post.reward`, with or without =WEIGHT; FILE.py:FUNCTION loses the directory of the file."""
-    file, _, function = word.rpartition(":")
-    if not file.endswith(".py"):
-        return word
-    return f"{Path(file).name}:{function}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +120,7 @@ class PostConfig(Section):
     def check(self) -> Iterator[str]:
         if self.has_rewards and not self.reward:
             yield f"post.objective {self.objective} needs a reward: add --post.reward exact, number, json or FILE.py:FUNCTION"
-        yield from self._check_reward()
+        yield from weight_errors(self.reward)
         if self.is_distillation and not self.reference:
             yield f"post.objective {self.objective} needs a teacher: add --post.reference RUN"
         if self.jsd_beta != PostConfig.jsd_beta and self.is_distillation and self.divergence != "jsd":
@@ -149,45 +138,15 @@ class PostConfig(Section):
                 fix = f"add --post.objective {objectives[0]}, or omit --post.{name.replace('_', '-')}"
                 yield f"post.{name} has no effect on post.objective {self.objective}: {fix}"
 
-    def _check_reward(self) -> Iterator[str]:
-        """Yield the errors of several rewards, which need a weight each."""
-        if len(self.reward) < 2:
-            return
-        names = [name for name, _ in self._reward_words()]
-        for word, (name, weight) in zip(self.reward, self._reward_words(), strict=True):
-            is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", weight) is not None
-            if not (name and is_number and abs(float(weight)) <= 1e6):
-                yield (
-                    f"several rewards need NAME=WEIGHT each, with a weight from -1e6 to 1e6, as in exact=1 json=0.2: "
-                    f"{short_repr(word)}"
-                )
-            if names.count(name) > 1:
-                yield f"post.reward lists {name} twice: add up its weights"
-        if not any(self.reward_weights.values()):
-            yield "all weights of post.reward are 0, so all answers have equal rewards: change one"
-
-    def _reward_words(self) -> list[tuple[str, str]]:
-        """Split NAME=WEIGHT of several rewards; a word without "=" has an empty name."""
-        parts = [word.rpartition("=") for word in self.reward]
-        return [(name, weight) for name, _, weight in parts]
-
     @property
     def reward_weights(self) -> dict[str, float]:
-        """The weight of each reward, keyed by its name; a single reward has no weight in `reward`, and the weight 1."""
-        if len(self.reward) == 1:
-            return {self.reward[0]: 1.0}
-        return {name: float(weight) for name, weight in self._reward_words()}
+        """The weight of each reward, keyed by its name."""
+        return reward_weights(self.reward)
 
     @property
     def answer_fields(self) -> dict[str, str]:
         """The name of the field with the expected answer, keyed by the built-in reward that reads it."""
-        fields = {}
-        for name in self.reward_weights:
-            kind, _, field = name.partition(":")
-            is_own_code = name.rpartition(":")[0].endswith(".py")
-            if kind in ("exact", "number") and not is_own_code:
-                fields[name] = field or ANSWER
-        return fields
+        return answer_fields(self.reward_weights)
 
     @property
     def is_preference(self) -> bool:

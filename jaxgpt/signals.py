@@ -78,7 +78,7 @@ def advice() -> str:
 def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> Iterator[Stop]:
     """Turn signals into a request to stop; a SIGINT after the request raises KeyboardInterrupt.
 
-    The first signal writes `notice` to standard error; later signals other than SIGINT have no effect, because a closing
+    The first signal writes `notice` to standard error; later signals other than SIGINT are only counted, because a closing
     terminal sends SIGHUP several times. Signals that were ignored before, such as SIGHUP under `nohup`, stay ignored.
     Signal handlers can be set only in the main thread; in other threads, the handlers stay unchanged.
     """

@@ -41,7 +41,7 @@ class RunData(NamedTuple):
 
 def about_data(data: Data) -> dict[str, object]:
     """Return the entries of a checkpoint that identify the data of its run."""
-    sources = list(data.recorded.sources) or [data.fingerprint]
+    sources = list(data.recorded.fingerprints) or [data.fingerprint]
     parts = data.parts or (data,)
     return {
         "data": data.fingerprint,
@@ -129,7 +129,7 @@ def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> 
     fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
     fingerprints |= current
     of_sources = tuple(fingerprints[each.path] for each in config.data.sources)
-    mixture = replace(mixed(config.data, parts), recorded=Recorded(sources=of_sources))
+    mixture = replace(mixed(config.data, parts), recorded=Recorded(fingerprints=of_sources))
     return RunData(config, mixture, "")
 
 

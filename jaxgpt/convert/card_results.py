@@ -10,8 +10,8 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
-from jaxgpt.post_settings import shown_reward
 from jaxgpt.report.baselines import read_baselines
+from jaxgpt.reward_words import shown_reward
 from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
 from jaxgpt.trainer.metrics import read_metrics
 

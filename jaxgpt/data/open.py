@@ -20,12 +20,13 @@ from jaxgpt.data.preferences import LoadedPreferences, load_preferences
 from jaxgpt.data.prompts import LoadedPrompts, load_prompts
 from jaxgpt.data.run_tokenizer import run_tokenizer
 from jaxgpt.data.shards import prepared_bos
-from jaxgpt.data.source_settings import Kind, check_spellings, kind_of, located, remaining_sources
+from jaxgpt.data.source_settings import Kind, check_spellings, kind_of, remaining_sources
 from jaxgpt.data.sources import file_digests
 from jaxgpt.data.text import NO_TEXT, Text, read_text
 from jaxgpt.data.token_files import has_validation_files, open_splits, token_files
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokens import Split, Tokens
+from jaxgpt.data_files import located
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 

@@ -23,14 +23,14 @@ class Recorded:
     """Facts that checkpoints record next to the fingerprint of the data, to explain changes when a run is resumed.
 
     Attributes:
-        sources: fingerprints of the sources of a mixture: of `Data.parts`; if a run is resumed, of all sources in its
+        fingerprints: fingerprints of the sources of a mixture: of `Data.parts`; if a run is resumed, of all sources in its
             settings. Empty: no mixture.
         boundary: number of training ids (token files) or of training files (records), if the names of the files determine
             the splits; otherwise None.
         files: digest of each file of a directory, keyed by relative path (`sources.file_digests`).
     """
 
-    sources: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
     boundary: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         fingerprint=fingerprint,
         bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
         parts=tuple(ordered.values()),
-        recorded=Recorded(sources=tuple(part.fingerprint for part in ordered.values())),
+        recorded=Recorded(fingerprints=tuple(part.fingerprint for part in ordered.values())),
     )
 
 

@@ -11,9 +11,10 @@ from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
 from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.shards import prepared_tokenizer
-from jaxgpt.data.source_settings import kind_of, located
+from jaxgpt.data.source_settings import kind_of
 from jaxgpt.data.text import read_text
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data_files import located
 from jaxgpt.data_settings import FROM_TEXT
 from jaxgpt.errors import UserError
 

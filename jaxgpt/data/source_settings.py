@@ -1,4 +1,4 @@
-"""Sources of data in the settings of a run: where they are, what they hold, and checks before they are opened."""
+"""Sources of data in the settings of a run: what they hold, and checks before they are opened."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxgpt.data.chat_files import check_conversations
 from jaxgpt.data.preferences import check_preferences
 from jaxgpt.data.prompt_records import check_prompts
 from jaxgpt.data.token_files import is_token_path
-from jaxgpt.data_files import holds_conversations, place_of
+from jaxgpt.data_files import holds_conversations, located
 from jaxgpt.errors import UserError
-from jaxgpt.files import check_kind, missing
+from jaxgpt.files import check_kind
 from jaxgpt.mix import path_of, split_phases
 from jaxgpt.post_settings import PostConfig
 
@@ -75,26 +75,6 @@ def with_path(config: Config, path: str) -> Config:
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
 
 
-def located(data: DataConfig, directory: str) -> DataConfig:
-    """Return the settings of a source with the path at which its data are found.
-
-    Relative paths refer to `directory`, where the run was started; if the data are not there, to the current directory.
-
-    Raises:
-        UserError: if the data are in neither place.
-    """
-    if not data.path:
-        return data
-    found = place_of(data.path, directory)
-    if Path(found).exists():
-        return replace(data, path=found)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if not directory or not is_elsewhere or Path(data.path).is_absolute():
-        raise missing(data.path)
-    fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
-    raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
-
-
 def check_spellings(words: Sequence[str]) -> None:
     """Raise `UserError` if words of `data.mix` spell a path in two ways, such as `a` and `./a`: it would be two sources."""
     spelled: dict[str, str] = {}
@@ -103,16 +83,6 @@ def check_spellings(words: Sequence[str]) -> None:
             other = spelled.setdefault(os.path.realpath(path), path)
             if other != path:
                 raise UserError(f"data.mix lists the same data twice, as {other} and {path}: write the path in one way")
-
-
-def base_directory(config: Config) -> str:
-    """Return the base of relative data paths: the directory where the run was started, or the current directory."""
-    here = str(Path.cwd())
-    paths = [each.path for each in config.data.sources]
-    for directory in (config.directory or here, here):
-        if all(Path(directory, path).exists() for path in paths):
-            return directory
-    return config.directory or here
 
 
 def kind_of(config: Config, data: DataConfig) -> Kind:

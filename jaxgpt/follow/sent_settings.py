@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.post_settings import shown_reward
+from jaxgpt.reward_words import shown_reward
 
 
 def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
-from jaxgpt.post_settings import ANSWER
+from jaxgpt.reward_words import ANSWER, is_own_code
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
@@ -25,12 +25,6 @@ NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
 )
 BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
-
-
-def is_own_code(name: str) -> bool:
-    """Return whether a reward is a function in a file: `FILE.py:FUNCTION`."""
-    path, _, function = name.rpartition(":")
-    return path.endswith(".py") and function.isidentifier()
 
 
 def open_reward(name: str) -> Reward:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.post.reward_names import Reward, open_reward
-from jaxgpt.post_settings import shown_reward
+from jaxgpt.reward_words import shown_reward
 from jaxgpt.time_limit import TimeLimitReached, call_within
 
 LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite

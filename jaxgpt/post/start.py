@@ -28,10 +28,11 @@ from jaxgpt.post.on_policy import HeldOutDivergence, on_policy_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
-from jaxgpt.post.reward_names import Reward, check_file, is_own_code
+from jaxgpt.post.reward_names import Reward, check_file
 from jaxgpt.post.rewards import open_rewards
 from jaxgpt.post.rollouts import Rollouts, no_rollout
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.reward_words import is_own_code
 from jaxgpt.train.loss import Objective, router_penalties
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.program import Program

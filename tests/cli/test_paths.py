@@ -15,8 +15,7 @@ from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.source_settings import located
-from jaxgpt.data_files import has_documents
+from jaxgpt.data_files import has_documents, located
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.start import Start

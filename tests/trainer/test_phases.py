@@ -215,7 +215,7 @@ def known(old: Sequence[str], given: Sequence[str], fingerprints: Sequence[str],
     config, data, change = compared(Run(Path("run")), last, config, mixed(config.data, parts), pytest.fail)
     if change:
         return change
-    return " ".join(config.data.mix), data.recorded.sources
+    return " ".join(config.data.mix), data.recorded.fingerprints
 
 
 def test_moved_sources_are_recognized_by_their_content() -> None:
