@@ -18,19 +18,19 @@ REPLACED = ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
 RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
 # Files of a tokenizer next to its tokenizer.json.
-GENERATION = "generation_config.json"
-TOKENIZER = "tokenizer_config.json"
-MAP = "special_tokens_map.json"
-ADDED = "added_tokens.json"
-TEMPLATE = "chat_template.jinja"
-TEMPLATES = "additional_chat_templates"  # directory
-OF_TOKENIZER = (GENERATION, TOKENIZER, MAP, ADDED, TEMPLATE, TEMPLATES)
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+CHAT_TEMPLATES = "additional_chat_templates"  # directory
+TOKENIZER_FILES = (GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS, CHAT_TEMPLATE, CHAT_TEMPLATES)
 TRACKERS = "trackers"  # directory with a subdirectory for each tracker, of `jaxgpt follow`
 PROFILE = "profile"  # directory of the traces of `jaxgpt train --profile`
 SAMPLES = "samples.jsonl"  # answers of each evaluation, with their rewards
 EVALUATION = "evaluation.json"  # loss of each window in the last evaluation
 RESULTS = ("metrics.jsonl", EVALUATION, "baselines.json", "tasks.json", SAMPLES, "loss.png")
-RUN_FILES = (*RUN_NEEDED, *OF_TOKENIZER, *RESULTS, TRACKERS, PROFILE)
+RUN_FILES = (*RUN_NEEDED, *TOKENIZER_FILES, *RESULTS, TRACKERS, PROFILE)
 
 
 def output_kind(directory: Path) -> str:

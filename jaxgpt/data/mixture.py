@@ -45,6 +45,7 @@ class Mixture:
         schedule: the mixtures.
         weights: weight of each source in the last mixture; 0: not used.
         offsets: index of the first id of each source, and the total number of ids.
+        has_documents, indexed: as in `Tokens`.
     """
 
     def __init__(self, sources: Mapping[str, Split], schedule: Sequence[Shares]) -> None:

@@ -46,7 +46,7 @@ def new_output(out: Path) -> Iterator[None]:
     with sole_writer(out):
         before = {path.name for path in out.iterdir()}
         if not had_lock:
-            before.remove(LOCK)  # `sole_writer` has created it
+            before.discard(LOCK)  # `sole_writer` has created it
         try:
             yield
         except (Exception, KeyboardInterrupt):

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 
 from jaxgpt.data.special import EXTRA, EXTRA_BEFORE_5, IDS, TOKENS, SpecialTokens
 from jaxgpt.data.tokenizer_class import TokenizerClass, read_class
-from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
+from jaxgpt.directories import (
+    ADDED_TOKENS,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+)
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
 
@@ -51,16 +58,16 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     Raises:
         UserError: if a file cannot be read, or a token, id or template has the wrong type.
     """
-    path = directory / TOKENIZER
+    path = directory / TOKENIZER_CONFIG
     values = _read(path)
     declared = _declared(values, path)
     if "added_tokens_decoder" in values:
         added = _read_decoder(values["added_tokens_decoder"], path)
     else:
-        map_path = directory / MAP
+        map_path = directory / SPECIAL_TOKENS_MAP
         mapped = _read(map_path)
         declared = _merged(declared, _declared(mapped, map_path), join=EXTRA in mapped)
-        added = _read_added(directory / ADDED, declared)
+        added = _read_added(directory / ADDED_TOKENS, declared)
 
     entries = declared.entries()
     template = _read_templates(directory, values.get("chat_template"))
@@ -78,9 +85,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read generation_config.json, and fill in ids from config.json."""
-    generation = _read(directory / GENERATION)
+    generation = _read(directory / GENERATION_CONFIG)
     for name in IDS:
-        file = GENERATION
+        file = GENERATION_CONFIG
         value = generation.get(name)
         if value is None:
             file = "config.json"
@@ -179,7 +186,7 @@ def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
             raise UserError(f"{where} must map ids to objects with a content: {short_repr({key: value})}")
         content = _token(value, f"{where}, id {key}")
         options = {name: option for name, option in value.items() if name in OPTIONS and isinstance(option, bool)}
-        added.append(AddedToken(int(key), content, options, TOKENIZER))
+        added.append(AddedToken(int(key), content, options, TOKENIZER_CONFIG))
     return sorted(added, key=lambda token: token.id)
 
 
@@ -194,19 +201,19 @@ def _read_added(path: Path, declared: _Declared) -> list[AddedToken]:
             )
         is_special = content in special
         options = {"normalized": not is_special, "special": is_special}
-        added.append(AddedToken(i, content, options, ADDED))
+        added.append(AddedToken(i, content, options, ADDED_TOKENS))
     return sorted(added, key=lambda token: token.id)
 
 
 def _read_templates(directory: Path, configured: Any) -> Any:
     """Return the chat template as a string, several as a list of names and templates, or None."""
     in_files = []
-    if (directory / TEMPLATE).is_file():
-        in_files.append({"name": "default", "template": _text(directory / TEMPLATE)})
-    for path in sorted((directory / TEMPLATES).glob("*.jinja")):
+    if (directory / CHAT_TEMPLATE).is_file():
+        in_files.append({"name": "default", "template": _text(directory / CHAT_TEMPLATE)})
+    for path in sorted((directory / CHAT_TEMPLATES).glob("*.jinja")):
         in_files.append({"name": path.stem, "template": _text(path)})
 
-    where = f"{directory / TOKENIZER}: chat_template"
+    where = f"{directory / TOKENIZER_CONFIG}: chat_template"
     templates = in_files or configured
     if templates is None or isinstance(templates, str):
         return templates

@@ -16,7 +16,14 @@ from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_class import TokenizerClass
 from jaxgpt.data_settings import FROM_TEXT
-from jaxgpt.directories import ADDED, GENERATION, MAP, TEMPLATE, TEMPLATES, TOKENIZER
+from jaxgpt.directories import (
+    ADDED_TOKENS,
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+)
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.settings import MAX_VOCAB
@@ -77,13 +84,21 @@ def _special_tokens(tokenizer: Tokenizer, files: SpecialFiles) -> SpecialTokens:
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
     """Write tokenizer.json and the files of its special tokens, each atomically; delete stale files."""
     write_atomically(directory / "tokenizer.json", tokenizer.to_json())
-    for name, values in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
+    for name, values in (
+        (GENERATION_CONFIG, tokenizer.special.generation),
+        (TOKENIZER_CONFIG, tokenizer.special.tokenizer),
+    ):
         if values:
             write_json(directory / name, values)
         else:
             (directory / name).unlink(missing_ok=True)
     # These files would override the tokens and templates in tokenizer_config.json.
-    for path in (directory / TEMPLATE, directory / MAP, directory / ADDED, *(directory / TEMPLATES).glob("*.jinja")):
+    for path in (
+        directory / CHAT_TEMPLATE,
+        directory / SPECIAL_TOKENS_MAP,
+        directory / ADDED_TOKENS,
+        *(directory / CHAT_TEMPLATES).glob("*.jinja"),
+    ):
         path.unlink(missing_ok=True)
 
 
@@ -145,7 +160,7 @@ def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
         options = dict(added.options)
         options["special"] = options.get("special", False) or added.content in special
         is_new = library.token_to_id(added.content) is None
-        if is_new or added.content not in known or added.file == TOKENIZER:
+        if is_new or added.content not in known or added.file == TOKENIZER_CONFIG:
             library.add_tokens([LibraryToken(added.content, **options)])
         known.add(added.content)
         got = library.token_to_id(added.content)

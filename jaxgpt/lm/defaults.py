@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxgpt.config import SamplingParams
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.directories import GENERATION
+from jaxgpt.directories import GENERATION_CONFIG
 from jaxgpt.errors import UserError, short_repr
 
 NAMES = tuple(each.name for each in fields(SamplingParams))
@@ -62,9 +62,9 @@ class SamplingDefaults(NamedTuple):
         ignored = [f"{name} {why}" for name, why in self.ignored.items() if name not in given]
         parts = []
         if changed:
-            parts.append(f"sampling: {', '.join(changed)} from {GENERATION}")
+            parts.append(f"sampling: {', '.join(changed)} from {GENERATION_CONFIG}")
         if ignored:
-            parts.append(f"not used from {GENERATION}: {', '.join(ignored)}")
+            parts.append(f"not used from {GENERATION_CONFIG}: {', '.join(ignored)}")
         return "; ".join(parts)
 
 
