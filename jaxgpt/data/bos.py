@@ -109,7 +109,7 @@ def decode_texts(tokenizer: Tokenizer, ids: np.ndarray, written: Collection[int]
     return tokenizer.separator.join(texts)
 
 
-def describe(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
+def bos_note(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
     """Return a note for the description of data, such as "; <s> before each document".
 
     Args:

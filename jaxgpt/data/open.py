@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.bos import describe, text_bos
+from jaxgpt.data.bos import bos_note, text_bos
 from jaxgpt.data.chat_files import find_files
 from jaxgpt.data.conversations import Loaded, load_conversations
 from jaxgpt.data.cuts import cut
@@ -135,7 +135,7 @@ def _open_records(kind: Kind, config: Config, tokenizer: Tokenizer, progress: Pr
     train, val, source, fingerprint = RECORDS[kind](config, tokenizer, progress)
     found = find_files(Path(config.data.path))
     if tokenizer.special.chat_template is None:
-        source += describe(tokenizer, tokenizer.bos_ids, "before each prompt")
+        source += bos_note(tokenizer, tokenizer.bos_ids, "before each prompt")
     return _Opened(
         train,
         val,
@@ -154,7 +154,7 @@ def _open_tokens(data: DataConfig, tokenizer: Tokenizer) -> _Opened:
     fingerprint = Tokens([*train.parts, *val.parts], tokenizer.vocab_size).fingerprint()
     recorded_bos = prepared_bos(path)
     if recorded_bos is not None:
-        source += describe(tokenizer, recorded_bos, "before each document")
+        source += bos_note(tokenizer, recorded_bos, "before each document")
     return _Opened(
         train,
         val,
@@ -178,7 +178,7 @@ def _open_text(data: DataConfig, tokenizer: Tokenizer, progress: Progress) -> _O
     first_id = bos[-1] if bos else None
     ids = Tokens([encoded], tokenizer.vocab_size, first_id=first_id)
     train, val = ids.split(int(data.train_fraction * len(ids)))
-    source = text.source + describe(tokenizer, bos[-1:], "at the start of each window")
+    source = text.source + bos_note(tokenizer, bos[-1:], "at the start of each window")
     files = [Path(data.path) / name for name, _ in text.files]
     return _Opened(train, val, source, text.sha256, files=files, text=text)
 

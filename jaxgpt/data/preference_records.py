@@ -103,8 +103,8 @@ def read_preference(record: Any) -> PreferenceRecord:
     chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})
     rejected = read_record({parts.field: parts.prompt, answered: parts.rejected, **others})
     return PreferenceRecord(
-        chosen=_without_earlier_targets(chosen, parts.chosen),
-        rejected=_without_earlier_targets(rejected, parts.rejected),
+        chosen=_without_earlier_targets(chosen, parts.chosen, CHOSEN),
+        rejected=_without_earlier_targets(rejected, parts.rejected, REJECTED),
     )
 
 
@@ -245,10 +245,21 @@ def _is_blank(answer: TextOrMessages) -> bool:
     return False
 
 
-def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages) -> ChatRecord | Pair:
-    """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`."""
+def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages, name: str) -> ChatRecord | Pair:
+    """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`.
+
+    Raises:
+        UserError: if the answer, the field `name`, has no message of the assistant.
+    """
     if isinstance(record, Pair):
         return record
     n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
     prompt = [without_loss(message) for message in record.messages[:-n]]
-    return record._replace(messages=[*prompt, *record.messages[-n:]])
+    answered = record.messages[-n:]
+    roles = [message["role"] for message in answered]
+    if "assistant" not in roles:
+        raise UserError(
+            f"the {name} answer has no message of the assistant: the roles are {short_repr(roles)}; rename the role to "
+            f"assistant"
+        )
+    return record._replace(messages=[*prompt, *answered])

@@ -228,6 +228,10 @@ BAD = {
         EXPLICIT | {"chosen": [assistant("Me") | {"weight": 0}]},
         "all messages of an answer have the weight 0, so nothing is compared: set a weight to 1",
     ),
+    "an answer of an unknown role": (
+        EXPLICIT | {"rejected": [{"role": "gpt4", "content": "No"}]},
+        "the rejected answer has no message of the assistant: the roles are ['gpt4']; rename the role to assistant",
+    ),
     "answered prompt": (
         EXPLICIT | {"prompt": [user("Hi"), assistant("Me")]},
         "the prompt ends with a message of the assistant: end it with a message to answer",
