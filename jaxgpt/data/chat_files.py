@@ -112,12 +112,12 @@ def read_files(
             progress(earlier + record.read, total)
             if record.error:
                 reason = "that end the reading of their file" if record.lost else "unreadable"
-                skipped.add(reason, record.where, record.error)
+                skipped.skip(reason, record.where, record.error)
                 continue
             try:
                 value = read(record.value)
             except UserError as e:
-                skipped.add(reason_of(e, "of an unknown shape"), record.where, str(e))
+                skipped.skip(reason_of(e, "of an unknown shape"), record.where, str(e))
                 continue
             yield record.where, value
         earlier += path.stat().st_size

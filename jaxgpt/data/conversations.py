@@ -186,17 +186,17 @@ def read_conversations(
         try:
             conversations.append(encode_conversation(chat, tokenizer, form))
         except UserError as e:
-            skipped.add("that cannot be encoded", where, str(e))
+            skipped.skip("that cannot be encoded", where, str(e))
             continue
         if isinstance(chat, Pair) or form is None:
             continue
         if chat.may_be_rejected:
-            skipped.may_be_rejected(where)
+            skipped.count_label_false(where)
         for role in omitted_messages(chat, form.template):
-            skipped.omitted(where, role)
+            skipped.count_omitted(where, role)
         for message in chat.messages:
             if not is_known_role(message["role"]):
-                skipped.unknown_role(where, message["role"])
+                skipped.count_unknown_role(where, message["role"])
     return conversations
 
 

@@ -15,7 +15,8 @@ from jaxgpt.data.subword import SubwordTokenizer, call_tokenizers
 from jaxgpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from jaxgpt.errors import UserError
 
-UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
+# Options of a BPE in tokenizer.json that tiktoken lacks.
+UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
@@ -36,6 +37,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
+        """Encode with tiktoken, otherwise with the tokenizer."""
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
         except UserError:  # text that exceeds a limit of tiktoken's regular expressions
@@ -69,7 +71,7 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     if not are_of_bytes or not merges_by_id:
         return {}
     for token, i in ids.items():
-        encoded = [each.id for each in tokenizer.library.model.tokenize(token)]
-        if encoded != [i]:
+        encoded = tokenizer.library.model.tokenize(token)
+        if [part.id for part in encoded] != [i]:
             return {}
     return {bytes(map(bytes_of.__getitem__, token)): i for token, i in ids.items()}

@@ -8,9 +8,8 @@ from jaxgpt.errors import UserError
 
 CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
 CHECKED_BLOCKS = 64  # number of blocks
-NONZERO = (
-    32  # minimum number of nonzero ids of a wider type: 16-bit ids match its pattern by chance in one of 2**32 files
-)
+# Minimum number of nonzero ids of a wider type. 16-bit ids match its pattern by chance in one of 2**32 files.
+NONZERO = 32
 
 
 def check_raw_ids(ids: np.memmap) -> None:

@@ -10,6 +10,8 @@ from jaxgpt.data.chat_records import ChatRecord
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.errors import UserError
 
+OTHER = "Zq7other"  # text that no message contains, to change a message
+
 
 def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
     """Return the role of each message whose text the template omits, except the assistant's.
@@ -27,7 +29,7 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
         if message["role"] == "assistant" or content in text:
             continue
         changed = [*chat.messages]
-        changed[n] = message | {"content": f"{content}Zq7other"}
+        changed[n] = message | {"content": content + OTHER}
         try:
             is_omitted = _trained(template, changed, chat.tools) == text
         except UserError:  # the template needs this text

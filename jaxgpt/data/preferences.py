@@ -144,7 +144,7 @@ def read_preferences(
             pair = encode_preference(record, tokenizer, formats)
             check_fits(pair, config)
         except UserError as e:
-            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
+            skipped.skip(reason_of(e, "that cannot be encoded"), where, str(e))
             continue
         pairs.append(pair)
 
@@ -152,7 +152,7 @@ def read_preferences(
         form = formats.of(record.chosen)
         if isinstance(record.chosen, ChatRecord) and form is not None:
             for role in omitted_messages(record.chosen, form.template):
-                skipped.omitted(where, role)
+                skipped.count_omitted(where, role)
     return pairs
 
 

@@ -123,13 +123,13 @@ def read_prompts(
             ids = encode_prompt(record.chat, tokenizer, form)
             check_fits(ids, config)
         except UserError as e:
-            skipped.add(reason_of(e, "that cannot be encoded"), where, str(e))
+            skipped.skip(reason_of(e, "that cannot be encoded"), where, str(e))
             continue
         prompts.append(Prompt(ids, record.prompt, record.record))
 
         if isinstance(record.chat, ChatRecord) and form is not None:
             for role in omitted_messages(record.chat, form.template):
-                skipped.omitted(where, role)
+                skipped.count_omitted(where, role)
     return prompts
 
 

@@ -42,9 +42,9 @@ def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     if given and data.mix:
         return given  # compared with the tokenizer of each source when the source is opened
 
-    sources = [located(each, config.directory) for each in data.sources]
-    for each in sources:
-        prepared = prepared_tokenizer(Path(each.path), given) if each.path else None
+    sources = [located(source, config.directory) for source in data.sources]
+    for source in sources:
+        prepared = prepared_tokenizer(Path(source.path), given) if source.path else None
         if prepared:
             return prepared if given else with_bos(prepared, data.bos)
     if given:
@@ -58,14 +58,14 @@ def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
     """Read the texts to make a tokenizer from; raise `UserError` if a source is not a text."""
     texts = []
-    for each in sources:
-        kind = kind_of(config, each)
+    for source in sources:
+        kind = kind_of(config, source)
         if kind == "conversations":
-            check_conversations(Path(each.path), each.on_error)  # raises a more specific error for invalid records
+            check_conversations(Path(source.path), source.on_error)  # raises a more specific error for invalid records
         if kind != "text":
             raise UserError(
-                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "
-                f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
+                f"{source.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), "
+                f"start from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
             )
-        texts.append(read_text(each).text)
+        texts.append(read_text(source).text)
     return texts

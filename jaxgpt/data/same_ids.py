@@ -18,26 +18,23 @@ PROBES = (
 )
 
 
-def same_ids(given: Tokenizer, own: Tokenizer) -> bool:
+def same_ids(model_tokenizer: Tokenizer, data_tokenizer: Tokenizer) -> bool:
     """Return whether the tokenizer of a model produces the same ids as the tokenizer of the data.
 
     Vocabularies, merges, added tokens and ids of probe texts are compared. Either tokenizer may lack special tokens, because
-    their names in a text are ordinary text. Only the tokens that begin or end documents must be in `given`.
-
-    Args:
-        given: tokenizer of the model.
-        own: tokenizer of the data.
+    their names in a text are ordinary text. Only the tokens that begin or end documents must be in the model's tokenizer.
     """
-    one = json.loads(given.to_json())
-    other = json.loads(own.to_json())
-    added = _added(one)
-    others = _added(other)
-    if _ordinary(one) != _ordinary(other):
+    model_json = json.loads(model_tokenizer.to_json())
+    data_json = json.loads(data_tokenizer.to_json())
+    if _not_special(model_json) != _not_special(data_json):
         return False
-    around_documents = {*own.bos_ids, own.eos_id} - {None}
-    if any(token["id"] in around_documents and name not in added for name, token in others.items()):
-        return False
-    return same_vocabulary(given, own)
+
+    model_tokens = _added(model_json)
+    around_documents = {*data_tokenizer.bos_ids, data_tokenizer.eos_id} - {None}
+    for name, token in _added(data_json).items():
+        if token["id"] in around_documents and name not in model_tokens:
+            return False
+    return same_vocabulary(model_tokenizer, data_tokenizer)
 
 
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
@@ -45,16 +42,18 @@ def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
 
     Either tokenizer may have further added tokens.
     """
-    one = json.loads(a.to_json())
-    other = json.loads(b.to_json())
-    if any(one["model"].get(key) != other["model"].get(key) for key in ("type", "vocab", "merges")):
+    a_json = json.loads(a.to_json())
+    b_json = json.loads(b.to_json())
+    if any(a_json["model"].get(key) != b_json["model"].get(key) for key in ("type", "vocab", "merges")):
         return False
 
     # No added token has two ids, and no id has two added tokens.
-    added = _added(one)
-    names = {token["id"]: name for name, token in added.items()}
-    for name, token in _added(other).items():
-        if names.get(token["id"], name) != name or added.get(name, token)["id"] != token["id"]:
+    a_tokens = _added(a_json)
+    names = {token["id"]: name for name, token in a_tokens.items()}
+    for name, token in _added(b_json).items():
+        has_two_names = names.get(token["id"], name) != name
+        has_two_ids = a_tokens.get(name, token)["id"] != token["id"]
+        if has_two_names or has_two_ids:
             return False
     return all(_encoded(a, text) == _encoded(b, text) for text in PROBES)
 
@@ -64,7 +63,7 @@ def _added(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {token["content"]: token for token in tokenizer_json["added_tokens"]}
 
 
-def _ordinary(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _not_special(tokenizer_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the added tokens that are not special; without a normalizer, their option `normalized` has no effect."""
     tokens = {name: token for name, token in _added(tokenizer_json).items() if not token["special"]}
     if tokenizer_json.get("normalizer") is None:

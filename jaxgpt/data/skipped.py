@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxgpt.errors import UserError, plural, short_repr
@@ -21,29 +22,39 @@ class Tally:
 
 
 class Skipped:
-    """Counts of skipped records and of records that may be wrong; unless `on_error` is skip, an unusable record is an error."""
+    """Counts of skipped records and of used records that may be wrong, with the first of each kind.
+
+    Args:
+        on_error: `skip`: records that cannot be used are counted; `fail`: they raise an error.
+    """
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
-        self._unused = dict[str, Tally]()  # records, keyed by reason; `first` includes the error
-        self._rejected = Tally()  # used conversations that may be rejected answers
+        self._unused = dict[str, Tally]()  # skipped records, keyed by reason; the place is followed by the error
+        self._label_false = Tally()  # used conversations that may be rejected answers
         self._omitted = dict[str, Tally]()  # messages that the chat template omits, keyed by role
         self._unknown_roles = Tally()  # messages of unknown roles, which are not trained on
 
-    def omitted(self, where: str, role: str) -> None:
+    def count_omitted(self, where: str, role: str) -> None:
         """Count a message that the chat template omits, in a conversation that is used."""
         self._omitted.setdefault(role, Tally()).add(where)
 
-    def unknown_role(self, where: str, role: str) -> None:
+    def count_unknown_role(self, where: str, role: str) -> None:
         """Count a message of an unknown role in a conversation that is used: the message is not trained on."""
         self._unknown_roles.add(f"{short_repr(role)} in {where}")
 
-    def may_be_rejected(self, where: str) -> None:
+    def count_label_false(self, where: str) -> None:
         """Count a used conversation with a label that may mark a rejected answer."""
-        self._rejected.add(where)
+        self._label_false.add(where)
 
-    def add(self, reason: str, where: str, error: str) -> None:
-        """Count a record; raise `UserError` if records are not skipped."""
+    def skip(self, reason: str, where: str, error: str) -> None:
+        """Count a record that cannot be used; raise `UserError` if `on_error` is fail.
+
+        Args:
+            reason: group of the record in the description, such as `that cannot be encoded`.
+            where: place of the record.
+            error: what is wrong, and after a semicolon how to fix it.
+        """
         if self._on_error == "fail":
             raise UserError(f"{where}: {error}; to skip such records, use --data.on-error skip")
         problem, _, _ = error.partition(";")
@@ -56,26 +67,28 @@ class Skipped:
 
     def __str__(self) -> str:
         """Return the counts, and the first record of each reason; "" if no record was skipped or may be wrong."""
-        text = ""
+        return "".join(f"; {note}" for note in self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        """Yield a note for each kind of finding."""
         if self._unused:
-            total = sum(tally.number for tally in self._unused.values())
-            parts = [f"{tally.number:,} {reason} (first: {tally.first})" for reason, tally in self._unused.items()]
-            text += f"; skipped {plural(total, 'record')}: {', '.join(parts)}"
-        if self._rejected.number:
-            text += (
-                f"; warning: {plural(self._rejected.number, 'conversation')} with the label false (first: "
-                f"{self._rejected.first}): remove these records if the label marks rejected answers, as in KTO data"
+            total = sum(self.counts.values())
+            reasons = [f"{tally.number:,} {reason} (first: {tally.first})" for reason, tally in self._unused.items()]
+            yield f"skipped {plural(total, 'record')}: {', '.join(reasons)}"
+        if self._label_false.number:
+            yield (
+                f"warning: {plural(self._label_false.number, 'conversation')} with the label false (first: "
+                f"{self._label_false.first}): remove these records if the label marks rejected answers, as in KTO data"
             )
         if self._omitted:
-            counts = [f"{plural(tally.number, 'message')} of the role {role}" for role, tally in self._omitted.items()]
+            roles = [f"{plural(tally.number, 'message')} of the role {role}" for role, tally in self._omitted.items()]
             earliest, *_ = self._omitted.values()
-            text += (
-                f"; warning: the chat template omits {', '.join(counts)} (first: {earliest.first}): write their text into a "
+            yield (
+                f"warning: the chat template omits {', '.join(roles)} (first: {earliest.first}): write their text into a "
                 f"user's message, or use a different template"
             )
         if self._unknown_roles.number:
-            text += (
-                f"; warning: {plural(self._unknown_roles.number, 'message')} of unknown roles are not trained on (first: "
+            yield (
+                f"warning: {plural(self._unknown_roles.number, 'message')} of unknown roles are not trained on (first: "
                 f"{self._unknown_roles.first}): rename the role to assistant if the model should write such messages"
             )
-        return text

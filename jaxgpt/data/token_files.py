@@ -20,10 +20,11 @@ from jaxgpt.directories import is_prepared
 from jaxgpt.errors import UserError, plural, reported
 
 HEADER_BYTES = 4 * 256  # size of the header of an llm.c file
+# Magic number of an llm.c file: version, and dtype of the ids.
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
-}  # magic number: (version, dtype of the ids)
+}
 RAW = np.dtype("<u2")  # dtype of the ids in files without a header
 TRAINER = "training_args.bin"  # arguments of transformers' Trainer, a pickle
 TRAIN_WORDS = {"train", "training"}

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 BYTE_LEVEL = ("GPT2Tokenizer", "GPTNeoXTokenizer")
 SENTENCEPIECE = ("LlamaTokenizer", "CodeLlamaTokenizer")
+# Class of a model type if no file specifies a class.
 CLASS_OF = {
     "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
     "olmoe": "GPTNeoXTokenizer",
-}  # class of a model type if no file specifies a class
+}
 # Types of models that use tokenizer.json as it is, regardless of the class that their files name.
 AS_IN_FILE = ("llava", "mistral", "mistral3", "mixtral", "olmo2", "qwen2")
 SPACE = "\u2581"  # replaces spaces in SentencePiece vocabularies
