@@ -14,6 +14,7 @@ from typing import TextIO
 import pytest
 from helpers import TEXT, small_run
 
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.output import progress
 from jaxgpt.cli.run_printer import RunPrinter
@@ -106,6 +107,8 @@ def reporting(
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
     monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: None)
+    # No checkpoint is on the disk.
+    monkeypatch.setattr("jaxgpt.cli.run_printer.read_info", lambda checkpoint: Info(157))
     with RunPrinter() as printer:
         printer.started(program, data, Run(Path()), 157)
         yield printer, shown
