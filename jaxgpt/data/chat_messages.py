@@ -40,12 +40,12 @@ ROLES = {
 }
 # Further roles of chat templates: a system message, and results or texts that the model reads.
 FURTHER_ROLES = ("developer", "ipython", "environment", "documents")
-LISTS = ("messages", "conversations", "conversation")  # fields with a list of messages
+LIST_FIELDS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift and XTuner; verl.
-MARKS = ("weight", "train", "loss", "loss_mask")
-PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
+LOSS_FIELDS = ("weight", "train", "loss", "loss_mask")
+LOSS_OF_PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
 # Fields of a message that are converted; the other fields are kept.
-CONVERTED = ("role", "from", "content", "value", "tool_calls", "function_call", *MARKS, PARTS)
+CONVERTED = ("role", "from", "content", "value", "tool_calls", "function_call", *LOSS_FIELDS, LOSS_OF_PARTS)
 MESSAGES_EXAMPLE = '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]'
 EXAMPLE = f'{{"messages": {MESSAGES_EXAMPLE}}}'
 
@@ -63,7 +63,7 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
             more than text and calls.
     """
     turns = parse_field(turns, f"the field {name!r}")
-    if isinstance(turns, (int, float)) and name not in LISTS:  # a request or its answer
+    if isinstance(turns, (int, float)) and name not in LIST_FIELDS:  # a request or its answer
         raise UserError(
             f"the field {name!r} must be a text or a list of messages, not {short_repr(turns)}: write it in quotes"
         )
@@ -172,7 +172,7 @@ def _content_of(turn: Mapping[str, Any], where: str) -> Any:
 
 def _is_target(answer: Mapping[str, Any], where: str) -> bool:
     """Return whether a message of the assistant is a target; raise `UserError` if its fields select only a part of it."""
-    marks = {name: answer[name] for name in MARKS if answer.get(name) is not None}
+    marks = {name: answer[name] for name in LOSS_FIELDS if answer.get(name) is not None}
     if isinstance(marks.get("loss"), float):  # a measured loss
         del marks["loss"]
     for name, value in marks.items():
@@ -183,10 +183,10 @@ def _is_target(answer: Mapping[str, Any], where: str) -> bool:
         raise UserError(f"{where} has {given}, which contradict each other: remove one")
 
     is_target = 0 not in marks.values()
-    if is_target and answer.get(PARTS):
+    if is_target and answer.get(LOSS_OF_PARTS):
         raise UserError(
-            f"{where} has {PARTS!r}, which selects parts of an answer as targets: only complete answers can be selected, with "
-            f"weight"
+            f"{where} has {LOSS_OF_PARTS!r}, which selects parts of an answer as targets: only complete answers can be "
+            f"selected, with weight"
         )
     return is_target
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import EXAMPLE, LISTS, messages_from_json, plain_message, read_messages, text_of
+from jaxgpt.data.chat_messages import EXAMPLE, LIST_FIELDS, messages_from_json, plain_message, read_messages, text_of
 from jaxgpt.data.lenient_json import Twice, parse_field, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
@@ -33,14 +33,12 @@ EXCHANGES = (
     Exchange("question", "response"),
     Exchange("query", "response"),
 )
-ADDED = ("input", "context")  # fields to append to an instruction
-# Fields without a defined place in a question.
-BESIDE = (*ADDED, "instruction", "choices", "options", "passage", "document")
-SYSTEM = ("system", "system_prompt")  # fields with the text of a system message
-TOOLS = (
-    "tools",
-    "functions",
-)  # fields with the functions that the assistant can call; functions is OpenAI's earlier form
+INPUT_FIELDS = ("input", "context")  # fields to append to an instruction
+# Fields that often belong to a request, but have no defined place in a question.
+CONTEXT_FIELDS = (*INPUT_FIELDS, "instruction", "choices", "options", "passage", "document")
+SYSTEM_FIELDS = ("system", "system_prompt")  # fields with the text of a system message
+# Fields with the functions that the assistant can call; functions is OpenAI's earlier form.
+TOOL_FIELDS = ("tools", "functions")
 HISTORY = "history"  # field with earlier pairs of a request and its answer
 # Field that marks an answer as accepted (true) or rejected (false) in data for KTO; next to messages, it may be a class.
 LABEL = "label"
@@ -49,8 +47,9 @@ KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meanin
 MEDIA = ("image", "video", "audio")
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))
 # All fields that are read.
-FIELDS = frozenset({*LISTS, *chain(*EXCHANGES), *BESIDE, *SYSTEM, *TOOLS, HISTORY, LABEL, KTO, *MEDIA_FIELDS})
-ANSWERED = "the prompt ends with a message of the assistant: end it with a message to answer"
+OTHER_FIELDS = (*SYSTEM_FIELDS, *TOOL_FIELDS, HISTORY, LABEL, KTO, *MEDIA_FIELDS)
+FIELDS = frozenset([*LIST_FIELDS, *chain(*EXCHANGES), *CONTEXT_FIELDS, *OTHER_FIELDS])
+ALREADY_ANSWERED = "the prompt ends with a message of the assistant: end it with a message to answer"
 SHAPES = (
     '"messages" (with role and content), "conversations" (with from and value), "prompt" and "completion", "instruction" '
     'and "output", or "question" and "answer"'
@@ -186,7 +185,7 @@ def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | Exchan
     """
     if "messages" in fields:
         return "messages"  # other fields are often a different form of these messages
-    lists = [name for name in LISTS if name in fields]
+    lists = [name for name in LIST_FIELDS if name in fields]
     exchanges = [exchange for exchange in EXCHANGES if fields.keys() >= set(exchange)]
     shapes: list[str | Exchange] = [*lists, *exchanges]
     if not shapes and fields.keys() >= {"chosen", "rejected"}:
@@ -232,8 +231,8 @@ def with_input(name: str, request: str, fields: dict[str, Any]) -> str:
         request: text of the request.
         fields: the fields of the record that are not null.
     """
-    present = [other for other in BESIDE if fields.get(other) and other != name]
-    added = [other for other in present if name == "instruction" and other in ADDED]
+    present = [other for other in CONTEXT_FIELDS if fields.get(other) and other != name]
+    added = [other for other in present if name == "instruction" and other in INPUT_FIELDS]
     misplaced = [other for other in present if other not in added] + added[1:]
     if misplaced:
         raise UserError(
@@ -265,9 +264,9 @@ def history_messages(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _system(fields: dict[str, Any]) -> str:
     """Return the text of the system message; "": the record has no field for it."""
-    texts = [text_of(fields[name], f"the field {name!r}") for name in SYSTEM if fields.get(name)]
+    texts = [text_of(fields[name], f"the field {name!r}") for name in SYSTEM_FIELDS if fields.get(name)]
     if len({text.strip() for text in texts}) > 1:
-        raise UserError(f"the fields {' and '.join(map(repr, SYSTEM))} differ: remove one")
+        raise UserError(f"the fields {' and '.join(map(repr, SYSTEM_FIELDS))} differ: remove one")
     return next(iter(texts), "")
 
 
@@ -278,7 +277,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
         UserError: if a field is not a list of tools, or both fields are given and describe different functions.
     """
     given = list[list[dict[str, Any]]]()
-    for name in TOOLS:
+    for name in TOOL_FIELDS:
         tools = _read_tools(name, fields[name]) if fields.get(name) else []
         if tools:  # the JSON of a list may be empty
             given.append(tools)
@@ -287,7 +286,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
 
     descriptions = [[tool.get("function", tool) for tool in tools] for tools in given]
     if descriptions[0] != descriptions[-1]:
-        raise UserError(f"the fields {' and '.join(map(repr, TOOLS))} describe different functions: remove one")
+        raise UserError(f"the fields {' and '.join(map(repr, TOOL_FIELDS))} describe different functions: remove one")
     return given[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_messages import (
-    LISTS,
+    LIST_FIELDS,
     begins_with,
     comparable,
     messages_from_json,
@@ -14,12 +14,12 @@ from jaxgpt.data.chat_messages import (
     read_messages,
 )
 from jaxgpt.data.chat_records import (
-    ANSWERED,
-    BESIDE,
+    ALREADY_ANSWERED,
+    CONTEXT_FIELDS,
     HISTORY,
     MEDIA_FIELDS,
-    SYSTEM,
-    TOOLS,
+    SYSTEM_FIELDS,
+    TOOL_FIELDS,
     ChatRecord,
     Pair,
     UnusableRecord,
@@ -33,8 +33,9 @@ CHOSEN = "chosen"
 REJECTED = "rejected"
 # Field of the prompt, and field of the answer in a conversation of the same shape.
 PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
-WITH_PROMPT = (*BESIDE, HISTORY, *SYSTEM, *TOOLS, *MEDIA_FIELDS)  # fields that belong to the prompt
-FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LISTS, *WITH_PROMPT})
+# Fields that belong to the prompt.
+PROMPT_CONTEXT = (*CONTEXT_FIELDS, HISTORY, *SYSTEM_FIELDS, *TOOL_FIELDS, *MEDIA_FIELDS)
+FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LIST_FIELDS, *PROMPT_CONTEXT})
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 
 
@@ -98,7 +99,7 @@ def read_preference(record: Any) -> PreferenceRecord:
     _check_answers(parts)
 
     # Each answer and the prompt are a conversation.
-    others = {key: fields[key] for key in WITH_PROMPT if key in fields}
+    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields}
     answered = PROMPTS[parts.field]
     chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})
     rejected = read_record({parts.field: parts.prompt, answered: parts.rejected, **others})
@@ -113,7 +114,7 @@ def _split_prompt(fields: Mapping[str, Any]) -> _Parts:
     chosen, rejected = _answers(fields)
     field, prompt = _prompt(fields)
     if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
-        raise UserError(ANSWERED)
+        raise UserError(ALREADY_ANSWERED)
 
     parts = _Parts(field, prompt, chosen, rejected)
     if isinstance(chosen, list) and isinstance(rejected, list):
@@ -156,7 +157,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
     for name in PROMPTS:
         if name in fields:
             return name, messages_from_json(fields[name])
-    for name in LISTS:
+    for name in LIST_FIELDS:
         if name in fields:
             return "prompt", parse_field(fields[name], f"the field {name!r}")
     return "prompt", None
@@ -164,7 +165,7 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _check_without_prompt(fields: Mapping[str, Any]) -> None:
     """Raise `UserError` if a record without a prompt has fields of a prompt: its answers are not complete texts."""
-    for name in WITH_PROMPT:
+    for name in PROMPT_CONTEXT:
         if fields.get(name):
             raise UserError(
                 f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat_files import has_usable
-from jaxgpt.data.chat_messages import LISTS, messages_from_json, plain_message
+from jaxgpt.data.chat_messages import LIST_FIELDS, messages_from_json, plain_message
 from jaxgpt.data.chat_records import (
-    ADDED,
-    ANSWERED,
-    BESIDE,
-    SYSTEM,
-    TOOLS,
+    ALREADY_ANSWERED,
+    CONTEXT_FIELDS,
+    INPUT_FIELDS,
+    SYSTEM_FIELDS,
+    TOOL_FIELDS,
     ChatRecord,
     Pair,
     check_media,
@@ -24,8 +24,8 @@ from jaxgpt.data.chat_records import (
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.errors import UserError, short_repr
 
-FIELDS = ("prompt", "question", "instruction", "query", *LISTS)  # fields with the prompt
-ALL: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
+FIELDS = ("prompt", "question", "instruction", "query", *LIST_FIELDS)  # fields with the prompt
+ALL_COLUMNS: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
 EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
 
 
@@ -59,9 +59,9 @@ def read_prompt(record: Any) -> PromptRecord:
         raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
 
     prompt = messages_from_json(fields[name])
-    others = {key: fields[key] for key in (*SYSTEM, *TOOLS) if key in fields}
+    others = {key: fields[key] for key in (*SYSTEM_FIELDS, *TOOL_FIELDS) if key in fields}
     messages: Any = prompt
-    if isinstance(prompt, str) and name not in LISTS:  # not a list stored as JSON text
+    if isinstance(prompt, str) and name not in LIST_FIELDS:  # not a list stored as JSON text
         if not prompt:
             raise UserError(f"the prompt is empty: write {EXAMPLE}")
         text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
@@ -74,7 +74,7 @@ def read_prompt(record: Any) -> PromptRecord:
     assert not isinstance(chat, Pair)
     check_media(fields, chat.messages)
     if chat.messages[-1]["role"] == "assistant":
-        raise UserError(ANSWERED)
+        raise UserError(ALREADY_ANSWERED)
     return PromptRecord(prompt, chat, fields)
 
 
@@ -88,7 +88,7 @@ def _field(fields: Mapping[str, Any]) -> str:
 
 def _added(name: str) -> tuple[str, ...]:
     """Return the fields whose text belongs to the prompt in the field `name`."""
-    return ADDED if name == "instruction" else ()
+    return INPUT_FIELDS if name == "instruction" else ()
 
 
 def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -97,7 +97,7 @@ def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
     for record in records:
         field = _field(record)
         in_prompt = {field, *_added(field)}
-        for_reward |= {name for name in BESIDE if record.get(name) and name not in in_prompt}
+        for_reward |= {name for name in CONTEXT_FIELDS if record.get(name) and name not in in_prompt}
     return sorted(for_reward)
 
 
@@ -108,7 +108,7 @@ def check_prompts(path: Path, on_error: str = "fail") -> None:
         UserError: if a record has no prompt; with `on_error` skip: if no record has a prompt.
     """
     skipped = Skipped(on_error)
-    if not has_usable(path, skipped, read_prompt, ALL, all_records=on_error != "skip"):
+    if not has_usable(path, skipped, read_prompt, ALL_COLUMNS, all_records=on_error != "skip"):
         raise no_prompts(path, skipped)
 
 

@@ -17,7 +17,7 @@ from jaxgpt.data.chat_records import ChatRecord, DoesNotFit, UnusableRecord, rea
 from jaxgpt.data.conversations import Formats, formats_of
 from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split
 from jaxgpt.data.omitted import omitted_messages
-from jaxgpt.data.prompt_records import ALL, fields_for_reward, no_prompts, read_prompt
+from jaxgpt.data.prompt_records import ALL_COLUMNS, fields_for_reward, no_prompts, read_prompt
 from jaxgpt.data.skipped import Skipped
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
@@ -116,7 +116,7 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read and encode the prompts of files; `skipped` receives the others, and messages that the chat template omits."""
     prompts = []
-    for where, record in read_files(files, skipped, read_prompt, ALL, progress):
+    for where, record in read_files(files, skipped, read_prompt, ALL_COLUMNS, progress):
         form = formats.of(record.chat)
         try:
             check_expected_answer(record.record, config)
