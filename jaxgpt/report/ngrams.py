@@ -25,24 +25,24 @@ def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
     return keys
 
 
-class Counts(NamedTuple):
+class GramCounts(NamedTuple):
     """Distinct keys in ascending order, and the count of each; int64."""
 
     keys: np.ndarray
     counts: np.ndarray
 
     @staticmethod
-    def of(keys: np.ndarray) -> Counts:
+    def of(keys: np.ndarray) -> GramCounts:
         """Count keys."""
-        return Counts(*np.unique(keys, return_counts=True))
+        return GramCounts(*np.unique(keys, return_counts=True))
 
-    def contexts(self, base: int) -> tuple[Counts, Counts]:
+    def contexts(self, base: int) -> tuple[GramCounts, GramCounts]:
         """Count the occurrences and the distinct continuations of each context of the n-grams."""
         keys = self.keys // base
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         occurrences = np.add.reduceat(self.counts, first)
         continuations = np.diff(first, append=len(keys))
-        return Counts(keys[first], occurrences), Counts(keys[first], continuations)
+        return GramCounts(keys[first], occurrences), GramCounts(keys[first], continuations)
 
     def lookup(self, keys: np.ndarray) -> np.ndarray:
         """Return the count of each key; 0 if the key does not occur."""
@@ -67,12 +67,12 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
         keys: keys of the trigrams to evaluate.
         base: vocabulary size V, the base of the trigram keys.
     """
-    unigrams = Counts.of(training % base)
+    unigrams = GramCounts.of(training % base)
     p: np.ndarray = (unigrams.lookup(keys % base) + 1) / (len(training) + base)
     yield p
 
     for n in (2, 3):
-        grams = Counts.of(training % base**n)
+        grams = GramCounts.of(training % base**n)
         of_n = keys % base**n
         occurrences, continuations = grams.contexts(base)
         seen = occurrences.lookup(of_n // base)
@@ -84,7 +84,7 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
 
 def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> dict[str, float]:
     """Return the cross entropy under unigram, bigram and trigram models, in nats per token."""
-    test = Counts.of(keys)
+    test = GramCounts.of(keys)
     models = zip(("unigram", "bigram", "trigram"), probabilities(training, test.keys, base), strict=True)
     losses = {}
     for name, p in models:

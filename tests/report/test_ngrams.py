@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.errors import UserError
 from jaxgpt.report.hashes import Grams, overlap
-from jaxgpt.report.ngrams import Counts, cross_entropies, probabilities, trigrams
+from jaxgpt.report.ngrams import GramCounts, cross_entropies, probabilities, trigrams
 
 BASE = 4
 TEXTS = st.lists(st.integers(0, BASE - 1), min_size=3, max_size=60).map(np.array)
@@ -60,7 +60,7 @@ def test_counts(ids: np.ndarray) -> None:
     words = ids.tolist()
     grams = zip(words, words[1:], words[2:], strict=False)
     expected = Counter(a * 16 + b * 4 + c for a, b, c in grams)
-    counts = Counts.of(keys)
+    counts = GramCounts.of(keys)
     assert as_dict(counts) == expected
 
     seen, kinds = map(as_dict, counts.contexts(BASE))
