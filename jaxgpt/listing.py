@@ -1,7 +1,4 @@
-"""Files of data: list the visible files of a directory tree, and recognize files of records.
-
-This module imports only the standard library and modules that do so.
-"""
+"""Files of data: list the visible files of a directory tree, and recognize files of records."""
 
 from __future__ import annotations
 
@@ -54,15 +51,16 @@ def list_files(directory: Path) -> Listing:
     to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
     command are skipped. Logs (`LOG`) are also skipped, unless most of the files and most of the bytes are logs.
     """
-    skipped = Counter[str]()
-    files = [*_walk(directory, directory.resolve(), skipped, set())]
+    tree = _Tree(directory)
+    files = [*tree.files(directory)]
+    skipped = dict(tree.skipped)
     logs = [file for file in files if LOG.fullmatch(file.name)]
     others = [file for file in files if not LOG.fullmatch(file.name)]
     are_text = len(logs) > len(others) and _bytes(logs) > _bytes(others)  # such as archives of chats
     if logs and not are_text:
         skipped["log"] = len(logs)
         files = others
-    return Listing(tuple(files), dict(skipped))
+    return Listing(tuple(files), skipped)
 
 
 def _bytes(files: Sequence[Path]) -> int:
@@ -74,33 +72,48 @@ def _bytes(files: Sequence[Path]) -> int:
     return total
 
 
-def _walk(directory: Path, root: Path, skipped: Counter[str], seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """Yield the files below a directory; `root` is the resolved path of the whole tree."""
-    with reported(f"cannot read {directory}"):
-        status = directory.stat()
-        identity = (status.st_dev, status.st_ino)
-        if identity in seen:
-            return
-        seen.add(identity)
-        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+class _Tree:
+    """A directory tree, whose directories are read once.
 
-    own = RUN_FILES if holds_run(directory) else ()
-    for path in paths:
-        if path.name in own:
-            continue
-        if not path.is_dir():
-            if _receives_output(path):
-                skipped["output file"] += 1
+    Attributes:
+        skipped: number of skipped directories and output files so far, keyed by kind.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.skipped: Counter[str] = Counter()
+        self._root = directory.resolve()
+        self._seen: set[tuple[int, int]] = set()  # device and inode of each directory that was read
+
+    def files(self, directory: Path) -> Iterator[Path]:
+        """Yield the visible files below a directory of the tree, sorted by path."""
+        with reported(f"cannot read {directory}"):
+            status = directory.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in self._seen:
+                return
+            self._seen.add(identity)
+            paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+
+        of_run = RUN_FILES if holds_run(directory) else ()
+        for path in paths:
+            if path.name in of_run:
+                continue
+            if path.is_dir():
+                yield from self._below(path)
+            elif _receives_output(path):
+                self.skipped["output file"] += 1
             elif path.is_file():
                 yield path
-            continue
-        if path.is_symlink() and _is_read_anyway(path.resolve(), root):
-            continue
-        kind = output_kind(path)
+
+    def _below(self, directory: Path) -> Iterator[Path]:
+        """Yield the files of a subdirectory, unless it is skipped or read elsewhere."""
+        if directory.is_symlink() and _is_read_anyway(directory.resolve(), self._root):
+            return
+        kind = output_kind(directory)
         if kind:
-            skipped[kind] += 1
+            self.skipped[kind] += 1
         else:
-            yield from _walk(path, root, skipped, seen)
+            yield from self.files(directory)
 
 
 def _receives_output(path: Path) -> bool:
@@ -133,7 +146,7 @@ def holds_records(path: Path) -> bool:
         return _is_records(path)
     found = False
     try:
-        for file in _walk(path, path.resolve(), Counter(), set()):
+        for file in _Tree(path).files(path):
             if _is_records(file):
                 found = True
             elif file.suffix.lower() not in DOCUMENTATION and not LOG.fullmatch(file.name):
@@ -144,6 +157,7 @@ def holds_records(path: Path) -> bool:
 
 
 def _is_records(path: Path) -> bool:
+    """Return whether a file holds records, by its name, and if it is JSON by its beginning."""
     name = path.name.lower()
     packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
     name = name.removesuffix(packed)

@@ -32,7 +32,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 
 Records = Loaded | LoadedPreferences | LoadedPrompts
 # The reader of each kind of records.
-RECORDS: dict[Kind, Callable[[Config, Tokenizer, Progress], Records]] = {
+READERS: dict[Kind, Callable[[Config, Tokenizer, Progress], Records]] = {
     "conversations": load_conversations,
     "preference pairs": load_preferences,
     "prompts": load_prompts,
@@ -115,7 +115,7 @@ def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _O
     """Open a source of any kind, and apply `data.documents` to texts and token files."""
     data = config.data
     kind = kind_of(config, data)
-    if kind in RECORDS:
+    if kind in READERS:
         opened = _open_records(kind, config, tokenizer, progress)
     elif kind == "token ids":
         opened = _open_tokens(data, tokenizer)
@@ -132,15 +132,16 @@ def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _O
 
 def _open_records(kind: Kind, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
     """Open conversations, preference pairs or prompts."""
-    train, val, source, fingerprint = RECORDS[kind](config, tokenizer, progress)
-    found = find_files(Path(config.data.path))
+    records = READERS[kind](config, tokenizer, progress)
+    source = records.note
     if tokenizer.special.chat_template is None:
         source += bos_note(tokenizer, tokenizer.bos_ids, "before each prompt")
+    found = find_files(Path(config.data.path))
     return _Opened(
-        train,
-        val,
+        records.train,
+        records.val,
         source,
-        fingerprint,
+        records.fingerprint,
         files=[*found.train, *found.val],
         boundary=len(found.train) if found.val else None,
     )

@@ -32,9 +32,8 @@ class ShardWriter:
         self._dtype = np.dtype(index["dtype"])
         self._offset = ids_offset(index)
         self._limit = index["settings"]["shard_tokens"] if self._offset else 1 << 62
-        self._tokens = self.entry["tokens"] - sum(
-            shard["tokens"] for shard in self.entry["shards"]
-        )  # in the current shard
+        complete = sum(shard["tokens"] for shard in self.entry["shards"])
+        self._tokens = self.entry["tokens"] - complete  # tokens in the current shard
         self._file = self._opened() if self._tokens else None
 
     def write(self, ids: bytes) -> bool:

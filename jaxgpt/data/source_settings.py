@@ -103,12 +103,13 @@ def kind_of(config: Config, data: DataConfig) -> Kind:
     kind: Kind = "token ids" if data.path and is_token_path(Path(data.path)) else "text"
     if needed is None:
         return kind
+    name = needed.split()[-1]  # pairs or prompts
     if not data.path and data.dataset == "none":
-        raise UserError(f"post.objective {post.objective} needs {needed}: add --data.path {needed.split()[-1]}.jsonl")
+        raise UserError(f"post.objective {post.objective} needs {needed}: add --data.path {name}.jsonl")
     source = data.path or f"the built-in text {data.dataset}"
     raise UserError(
         f"post.objective {post.objective} needs {needed} (.jsonl, .json or .parquet), but {source} holds {kind}: pass "
-        f"{needed.split()[-1]} with --data.path, or omit post.objective"
+        f"{name} with --data.path, or omit post.objective"
     )
 
 
