@@ -109,7 +109,7 @@ def test_conversations_of_other_commands() -> None:
 
 
 def test_eval_checks_the_data_before_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.lm.load", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("jaxgpt.cli.eval_run.load", lambda *_: pytest.fail("weights were read"))
     Path("page.jsonl").write_text("<!DOCTYPE html>\n")
     result = jaxgpt("eval", "base", "--data.path", "page.jsonl")
     assert result.code == 2
