@@ -75,7 +75,7 @@ def decode(lm: Any, run: str, new: int, repeats: int) -> dict[str, float]:
     import transformers
 
     import jaxgpt
-    from jaxgpt.convert.models import export_model
+    from jaxgpt.convert.export_model import export_model
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     transformers.logging.set_verbosity_error()

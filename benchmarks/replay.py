@@ -23,7 +23,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.read_weights import load_weights
+from jaxgpt.convert.read_weights import StoredModel, load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
@@ -93,7 +93,9 @@ def open_recording(path: Path, steps: int) -> Recording:
         outside = starts[(starts < 0) | (starts >= len(tokens) - config.model.block_size)]
         if outside.size:
             raise UserError(f"{path}: window at offset {outside[0]} is outside the {len(tokens)} ids of split {number}")
-    params = jax.device_get(load_weights(open_safetensors(path / "init.safetensors"), config.model, NANOGPT))
+    weights = open_safetensors(path / "init.safetensors")
+    initial = StoredModel("nanogpt", config.model, NANOGPT, weights)
+    params = jax.device_get(load_weights(initial))
     return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
 
 

@@ -225,7 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     tokens = args.prompts * args.group * args.new
 
-    from jaxgpt.convert.models import export_model
+    from jaxgpt.convert.export_model import export_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

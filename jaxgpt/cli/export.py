@@ -14,7 +14,7 @@ from jaxgpt.cli.output import print_result, progress
 from jaxgpt.errors import UserError, short_repr
 
 if TYPE_CHECKING:
-    from jaxgpt.convert.models import Converted
+    from jaxgpt.convert.export_model import Exported
 
 SHARD_SIZE = "5GB"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes of the units of sizes of files
@@ -59,8 +59,8 @@ def export(
         push: upload the directory to this repository of the Hugging Face Hub, OWNER/NAME, as one commit
         public: make a new repository of --push public; otherwise, it is private
     """
+    from jaxgpt.convert.export_model import export_model
     from jaxgpt.convert.gguf_export import export_gguf
-    from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
     # Check the options before the work.
@@ -79,20 +79,20 @@ def export(
 
     with progress("exporting") as activity:
         if options.is_adapter:
-            done = export_adapter(run, Path(directory), checkpoint, base, license, push)
+            exported = export_adapter(run, Path(directory), checkpoint, base, license, push)
         elif options.is_gguf:
-            done = export_gguf(run, Path(directory), type or "f32", checkpoint)
+            exported = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
-            done = export_model(run, Path(directory), checkpoint, dtype, shard_bytes, license, push)
+            exported = export_model(run, Path(directory), checkpoint, dtype, shard_bytes, license, push)
         address = ""
         if push:
             activity.stage("uploading")
             address = _upload(options)
 
-    results = {"run": run, "directory": directory, **done._asdict()}
+    results = {"run": run, "directory": directory, **exported._asdict()}
     if address:
         results["address"] = address
-    return print_result(json, results, _facts(run, options, done, address))
+    return print_result(json, results, _facts(run, options, exported, address))
 
 
 class ExportOptions(NamedTuple):
@@ -120,7 +120,7 @@ class ExportOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise `UserError` for an invalid option, or an option that the files do not support."""
-        from jaxgpt.convert.card import check_license
+        from jaxgpt.convert.card_license import check_license
         from jaxgpt.hub import check_upload
 
         _check_format(self.directory, self.is_adapter, self.is_gguf, self.dtype, self.type)
@@ -137,28 +137,25 @@ class ExportOptions(NamedTuple):
             check_upload(self.push)
 
 
-def _facts(run: str, options: ExportOptions, done: Converted, address: str) -> dict[str, str]:
+def _facts(run: str, options: ExportOptions, exported: Exported, address: str) -> dict[str, str]:
     """Return the lines about an export, keyed by label; `address`: address of the uploaded files, or ""."""
     access = "public" if options.public else "private"
     return {
-        "model": f"{run}, {done.family}, {done.parameters:,} parameters",
+        "model": f"{run}, {exported.family}, {exported.parameters:,} parameters",
         "file" if options.is_gguf else "directory": options.directory,
-        "supported by": _supported(done.engines),
-        "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
-        "note": done.note,
+        "supported by": _supported(exported.engines),
+        "largest logit difference after reloading": f"{exported.max_logit_change:.1e}",
+        "note": exported.note,
         "uploaded to": f"{address} ({access}, if it is new)" if address else "",
     }
 
 
 def _upload(options: ExportOptions) -> str:
     """Upload the directory to the repository, and return its address."""
-    from jaxgpt.convert.files import OF_ADAPTERS, OF_MODELS, OF_TOKENIZERS
+    from jaxgpt.convert.uploads import replaced_files
     from jaxgpt.hub import upload
 
-    # An adapter is uploaded next to a model of the repository. A model replaces an adapter, which would change the model.
-    replaced: tuple[str, ...] = (*OF_TOKENIZERS, *OF_ADAPTERS)
-    if not options.is_adapter:
-        replaced += OF_MODELS
+    replaced = replaced_files(options.is_adapter)
     return upload(Path(options.directory), options.push, private=not options.public, replaced=replaced)
 
 

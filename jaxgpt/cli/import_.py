@@ -40,8 +40,10 @@ def import_(
         accept_option: unsupported options of config.json or a GGUF file to ignore; the error lists them
     """
     from jaxgpt.checkpoint.new_run import check_new_run
-    from jaxgpt.convert.models import fetch_model, import_model
-    from jaxgpt.convert.peft import CONFIG, import_adapter
+    from jaxgpt.convert.hub_models import fetch_model
+    from jaxgpt.convert.import_model import import_model
+    from jaxgpt.convert.peft import import_adapter
+    from jaxgpt.convert.peft_config import CONFIG
 
     check_new_run(Path(out))  # before a download
     folder = Path(source)
@@ -62,18 +64,18 @@ def import_(
 
     with progress("importing"):
         if is_adapter:
-            done = import_adapter(folder, Path(out), init_from)
+            imported = import_adapter(folder, Path(out), init_from)
         else:
-            done = import_model(folder, Path(out), tokenizer, accept_option)
+            imported = import_model(folder, Path(out), tokenizer, accept_option)
 
     name = f"{source} at {commit}" if commit else source
     skipped = ""
-    if done.skipped:
-        skipped = f"{plural(done.skipped, 'tensor')} that the text model does not use, such as a vision tower"
+    if imported.skipped:
+        skipped = f"{plural(imported.skipped, 'tensor')} that the text model does not use, such as a vision tower"
     facts = {
-        "model": f"{name}, {done.family}, {done.parameters:,} parameters",
+        "model": f"{name}, {imported.family}, {imported.parameters:,} parameters",
         "run": out,
         "skipped": skipped,
-        "note": done.note,
+        "note": imported.note,
     }
-    return print_result(json, {"source": source, "commit": commit, "run": out} | done._asdict(), facts)
+    return print_result(json, {"source": source, "commit": commit, "run": out} | imported._asdict(), facts)

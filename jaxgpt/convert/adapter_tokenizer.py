@@ -29,16 +29,16 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[T
     if not (source / "tokenizer.json").is_file():
         return _with_template(source, base)
     try:
-        whole = load_tokenizer(source)
+        complete = load_tokenizer(source)
     except UserError as e:
         return base, f"the adapter's tokenizer and chat template are ignored, because they cannot be read: {e}"
-    own = without_ids_from(whole, vocab_size)
+    own = without_ids_from(complete, vocab_size)
     if own.vocab_size > vocab_size or not same_vocabulary(own, base):
         return base, (
             "the adapter's tokenizer and chat template are ignored, because its ids differ from the ids of the base's tokenizer"
         )
     own.special = _completed(own.special, base.special)
-    if own is whole:
+    if own is complete:
         return own, ""
     return own, f"the adapter's added tokens with ids above {vocab_size - 1} are ignored: the base has no rows for them"
 

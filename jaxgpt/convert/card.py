@@ -11,51 +11,14 @@ from jaxgpt import __version__
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.config import Config, flat, private_settings
+from jaxgpt.convert.card_license import check_license, license_metadata, license_section
+from jaxgpt.convert.card_loading import loading_section
 from jaxgpt.convert.card_results import Metrics, results_section, run_metrics, tasks_section
+from jaxgpt.convert.engines import Engine
 from jaxgpt.convert.original_card import Card, original_card, split_card
-from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model.params import count_parameters
 
-# The license in a card's metadata: a name, or a list of names on the next lines.
-LICENSE = re.compile(r"^license(?:_name|_link)?:(?: *\S[^\n]*|(?:\n *- *\S[^\n]*)+)$", re.MULTILINE)
-REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-
-LOAD_MODEL = """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-
-```sh
-jaxgpt import {name} runs/{run}
-jaxgpt sample runs/{run} --prompt "..."
-```
-"""
-LOAD_VLLM = """In vLLM (according to its source code; not tested):
-
-```sh
-vllm serve {name}
-```
-"""
-LOAD_LLAMACPP = """In llama.cpp, as a GGUF file:
-
-```sh
-jaxgpt import {name} runs/{run}
-jaxgpt export runs/{run} {run}.gguf --type q8_0
-llama-cli -m {run}.gguf
-```
-"""
-LOAD_ADAPTER = """```python
-from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained("{name}")
-```
-
-```sh
-jaxgpt import {name} runs/{run} --init-from runs/base
-```
-"""
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # name of a repository on the hub
 
 
 class Export(NamedTuple):
@@ -67,10 +30,10 @@ class Export(NamedTuple):
         config: settings of the run.
         name: name of the exported directory, or of the model on the hub.
         command: command that exported it.
-        base: name of the base model on the hub, if known.
+        base: name on the hub or directory of the base of an adapter; empty: unknown.
         is_adapter: whether the directory has only the adapters.
         license: license of the model; empty: the license in the card of the original model, if any.
-        served: programs that support the directory (`engines`).
+        engines: programs that support the directory.
     """
 
     run: Path
@@ -81,7 +44,7 @@ class Export(NamedTuple):
     base: str = ""
     is_adapter: bool = False
     license: str = ""
-    served: Sequence[str] = ()
+    engines: Sequence[Engine] = ()
 
 
 def model_card(export: Export) -> str:
@@ -103,27 +66,19 @@ def model_card(export: Export) -> str:
         _training(export, metrics),
         results_section(run, metrics, info, config),
         tasks_section(run, info),
-        _loading(export),
+        loading_section(export.name, export.engines, export.is_adapter),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{export.command}\n```\n",
         _settings(config),
         _limits(config),
-        _license(export, original),
+        license_section(export.license, original),
     ]
     if original.metadata or original.text:
         sections.append(f"## Card of the original model\n\n{original.text}")
     return "\n".join(filter(None, sections))
 
 
-def check_license(name: str) -> None:
-    """Raise `UserError` if a license is not an identifier of the hub, such as apache-2.0; "": no license."""
-    if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
-        raise UserError(
-            f"license {short_repr(name)} is not a name of the hub: use, for example, apache-2.0, mit or other"
-        )
-
-
 def _front_matter(export: Export, original: Card) -> str:
-    """Return the metadata that the hub reads; without a license of the export, with the license of the original card."""
+    """Return the metadata that the hub reads."""
     lines = [
         "---",
         f"library_name: {'peft' if export.is_adapter else 'transformers'}",
@@ -133,10 +88,7 @@ def _front_matter(export: Export, original: Card) -> str:
     ]
     if REPOSITORY.fullmatch(export.base):
         lines.append(f"base_model: {export.base}")
-    if export.license:
-        lines.append(f"license: {export.license}")
-    else:
-        lines += LICENSE.findall(original.metadata)
+    lines += license_metadata(export.license, original)
     lines.append("---\n")
     return "\n".join(lines)
 
@@ -167,17 +119,6 @@ def _training(export: Export, metrics: Metrics) -> str:
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 
-def _loading(export: Export) -> str:
-    """Show how to load the model with transformers and jaxgpt, and in other programs that support it."""
-    parts = ["## How to load it\n", LOAD_ADAPTER if export.is_adapter else LOAD_MODEL]
-    if "vLLM" in export.served:
-        parts.append(LOAD_VLLM)
-    if "llama.cpp" in export.served:
-        parts.append(LOAD_LLAMACPP)
-    _, _, without_owner = export.name.rpartition("/")
-    return "\n".join(parts).format(name=export.name, run=without_owner)
-
-
 def _settings(config: Config) -> str:
     """List the settings that differ from the defaults, without private settings."""
     private = private_settings()
@@ -198,12 +139,3 @@ def _limits(config: Config) -> str:
         f"## Limits\n\nThe model continues texts of up to {context:,} tokens. It may state falsehoods and repeat the biases "
         f"of its data. The export did not test it for any use.\n"
     )
-
-
-def _license(export: Export, original: Card) -> str:
-    """Describe the license and its source."""
-    if export.license:
-        return f"## License\n\n{export.license}, as chosen for this export.\n"
-    if LICENSE.search(original.metadata):
-        return "## License\n\nThe license is in the metadata above. It was copied from the original model.\n"
-    return "## License\n\nUnknown: the run does not record a license.\n"

@@ -22,12 +22,11 @@ def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> 
     """Return the loss of the exported checkpoint and the baselines of the same data, or "" if it was not evaluated."""
     if config.post.objective != "next-token":
         return _post_results(metrics, info, config)
-    evaluated = [line for line in metrics if "val_loss" in line and line["step"] == info.step]
-    if not evaluated:
+    evaluation = _evaluation(metrics, "val_loss", info.step)
+    if evaluation is None:
         return ""
 
-    found = evaluated[-1]
-    error = f" +- {found['val_stderr']:.4f}" if "val_stderr" in found else ""
+    error = f" +- {evaluation['val_stderr']:.4f}" if "val_stderr" in evaluation else ""
     text = "held-out text"
     if not _held_out(info, config):
         text = "the training text, because the run held out no text"
@@ -35,20 +34,29 @@ def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> 
         "## Results\n",
         "| model | loss, nats per token |",
         "|---|---|",
-        f"| this model, step {info.step:,} | {found['val_loss']:.4f}{error} |",
-        *[f"| {name} baseline | {loss:.4f} |" for name, loss in _baselines(run, found.get("val_data")).items()],
+        f"| this model, step {info.step:,} | {evaluation['val_loss']:.4f}{error} |",
+        *[f"| {name} baseline | {loss:.4f} |" for name, loss in _baselines(run, evaluation.get("val_data")).items()],
         f"\nThe loss is on {text}; +- is the standard error over its windows.\n",
     ]
     return "\n".join(lines)
 
 
+def _evaluation(metrics: Metrics, name: str, step: int) -> dict[str, Any] | None:
+    """Return the last evaluation of the metric `name` at a step; None: it was not evaluated there."""
+    evaluations = [line for line in metrics if name in line and line["step"] == step]
+    return evaluations[-1] if evaluations else None
+
+
 def _baselines(run: Path, data: Any) -> dict[str, float]:
-    """Return the losses of the baselines of a run, keyed by name; {}: the run has no baselines of the same data."""
+    """Return the losses of a run's baselines, keyed by name, or {} if they are missing, damaged or of different data.
+
+    `data` is the `val_data` of the evaluation to compare with.
+    """
     try:
-        known = read_baselines(run)
+        stored = read_baselines(run)
     except UserError:
         return {}
-    return known["losses"] if known.get("data", data) == data else {}
+    return stored["losses"] if stored.get("data", data) == data else {}
 
 
 def tasks_section(run: Path, info: Info) -> str:
@@ -70,23 +78,24 @@ def tasks_section(run: Path, info: Info) -> str:
 def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
     """Return the results of a checkpoint trained with a `post.objective` other than next-token, or ""."""
     name = "val_reward" if config.post.has_rewards else "val_loss"
-    evaluated = [line for line in metrics if name in line and line["step"] == info.step]
-    if not evaluated:
+    evaluation = _evaluation(metrics, name, info.step)
+    if evaluation is None:
         return ""
-    found = evaluated[-1]
+
+    value = evaluation[name]
     split = "held-out" if _held_out(info, config) else "training"
     if config.post.has_rewards:
         reward = " ".join(map(shown_reward, config.post.reward))
-        text = f"The mean reward ({reward}) of the answers to {split} prompts is {found['val_reward']:.4f}."
+        text = f"The mean reward ({reward}) of the answers to {split} prompts is {value:.4f}."
     elif config.post.is_rollout:
-        text = f"On its answers to {split} prompts, the divergence from the teacher is {found['val_loss']:.4f} nats per token."
+        text = f"On its answers to {split} prompts, the divergence from the teacher is {value:.4f} nats per token."
     elif config.post.is_distillation:
-        loss = found["val_cross_entropy"]
-        text = f"On {split} text, the divergence from the teacher is {found['val_loss']:.4f}, and the loss {loss:.4f} nats."
+        loss = evaluation["val_cross_entropy"]
+        text = f"On {split} text, the divergence from the teacher is {value:.4f}, and the loss {loss:.4f} nats."
     else:
-        text = f"The {config.post.objective} loss on {split} pairs is {found['val_loss']:.4f}."
-        if "val_accuracy" in found:
-            text += f" The reward of the chosen answer is higher in {found['val_accuracy']:.1%} of the pairs."
+        text = f"The {config.post.objective} loss on {split} pairs is {value:.4f}."
+        if "val_accuracy" in evaluation:
+            text += f" The reward of the chosen answer is higher in {evaluation['val_accuracy']:.1%} of the pairs."
     return f"## Results\n\nTrained with {config.post.objective}. {text}\n"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llamacpp
 from jaxgpt.convert.family import Family
@@ -10,8 +12,10 @@ from jaxgpt.convert.llamacpp_tokenizers import is_recognized
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
 
+Engine = Literal["transformers", "vLLM", "llama.cpp"]
 
-def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[str, ...]:
+
+def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[Engine, ...]:
     """Return the programs that support an exported directory; other programs may reject it, or ignore options.
 
     Only transformers is run by the tests. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
@@ -20,9 +24,9 @@ def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[
     if config.n_experts:
         return ("transformers",)
     # vLLM rejects or ignores non-default scales of attention scores, and does not read an untied GPT-2 head.
-    scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
-    untied = family.name == "gpt2" and not config.tie_embeddings
-    if config.activation not in family.served or scaled or untied:
+    is_scaled = config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights
+    is_untied_gpt2 = family.name == "gpt2" and not config.tie_embeddings
+    if is_scaled or is_untied_gpt2 or config.activation not in family.vllm_activations:
         return ("transformers",)
     if not is_recognized(tokenizer, family.name) or not _llamacpp_computes(family, config):
         return ("transformers", "vLLM")

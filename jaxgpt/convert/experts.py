@@ -64,7 +64,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     return llama.write_rope_options(config) | {"norm_topk_prob": config.router_normalize}
 
 
-MIXTRAL_OPTIONS = llama.with_defaults(
+MIXTRAL_OPTIONS = llama.changed_options(
     intermediate_size=14336,
     num_key_value_heads=8,
     max_position_embeddings=4096 * 32,
@@ -82,7 +82,7 @@ MIXTRAL = llama.MISTRAL._replace(
     only=llama.MISTRAL.only | {"router_jitter_noise": 0.0},
     read=_read_mixtral,
 )
-QWEN_OPTIONS = llama.with_defaults(
+QWEN_OPTIONS = llama.changed_options(
     "intermediate_size",  # the width of layers without experts
     vocab_size=151936,
     hidden_size=2048,
@@ -105,7 +105,7 @@ QWEN3_MOE = llama.LLAMA._replace(
     read=_read_qwen,
     write=_write_qwen,
 )
-OLMOE_OPTIONS = llama.with_defaults(
+OLMOE_OPTIONS = llama.changed_options(
     vocab_size=50304,
     hidden_size=2048,
     intermediate_size=2048,

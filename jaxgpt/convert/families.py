@@ -12,7 +12,7 @@ DENSE = (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)
 FAMILIES = {family.name: family for family in (*DENSE, *WITH_EXPERTS)}
 
 
-def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
+def express_in_family(model: ModelConfig) -> tuple[Family, ModelConfig]:
     """Return the transformers family of a model, and the equivalent config that the family reads.
 
     Raises `UserError` if a setting has no equivalent in the supported families.

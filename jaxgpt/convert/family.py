@@ -36,7 +36,7 @@ class Family(NamedTuple):
         fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect on logits.
         read: function that converts the other options to settings, given the config from `options` and `settings`.
         write: the inverse of `read`.
-        served: activations that vLLM supports in this family, according to its source code.
+        vllm_activations: activations that vLLM supports in this family, according to its source code.
         form_of: function from the content of config.json and the model config to the form of an import; None: `form`.
     """
 
@@ -49,7 +49,7 @@ class Family(NamedTuple):
     fills: dict[str, Any]
     read: Callable[[Options, ModelConfig], dict[str, Any]]
     write: Callable[[ModelConfig], dict[str, Any]]
-    served: tuple[str, ...] = ("silu",)
+    vllm_activations: tuple[str, ...] = ("silu",)
     form_of: Callable[[Mapping[str, Any], ModelConfig], Format] | None = None
 
     def config_from_hf(self, options: Options) -> ModelConfig:

@@ -9,14 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.directories import (
-    ADDED_TOKENS,
-    CHAT_TEMPLATE,
-    CHAT_TEMPLATES,
-    GENERATION_CONFIG,
-    SPECIAL_TOKENS_MAP,
-    TOKENIZER_CONFIG,
-)
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.files import read_json
 
@@ -25,18 +17,6 @@ SECOND_COPY = "consolidated*"  # glob pattern of Mistral's own weight files, dup
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FLOATS = ("F32", "F16", "BF16")
 INDEX = f"{SINGLE}.index.json"
-# Glob patterns of files that transformers reads with an export, or instead of it: files of an earlier model would change the
-# loaded model.
-OF_TOKENIZERS = (
-    GENERATION_CONFIG,
-    TOKENIZER_CONFIG,
-    CHAT_TEMPLATE,
-    f"{CHAT_TEMPLATES}/*.jinja",
-    SPECIAL_TOKENS_MAP,
-    ADDED_TOKENS,
-)
-OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "pytorch_model-*-of-*.bin")
 
 
 class StoredTensor(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope
+from jaxgpt.convert.rope import merged_rope, rope_settings
 from jaxgpt.convert.tensors import Format
 
 NORMS = {
@@ -21,7 +21,7 @@ NORMS = {
     "pre_feedforward_layernorm": "ln_2",
     "post_feedforward_layernorm": "ln_2_out",
 }
-OPTIONS = llama.with_defaults(  # defaults of Gemma3TextConfig
+OPTIONS = llama.changed_options(  # defaults of Gemma3TextConfig
     "hidden_act",
     vocab_size=262_208,
     hidden_size=2304,
@@ -53,57 +53,53 @@ def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE and the sliding window; by default, every sixth layer has no sliding window."""
-    o = options
-    scalar = o.read("query_pre_attn_scalar", float(SCALAR))
+    scalar = options.read("query_pre_attn_scalar", float(SCALAR))
     if scalar <= 0:
-        raise o.refuse("query_pre_attn_scalar", scalar, "it must be above 0")
-    every = o.read("sliding_window_pattern", 6)
-    if every < 1:
-        raise o.refuse("sliding_window_pattern", every, "it must be at least 1")
+        raise options.refuse("query_pre_attn_scalar", scalar, "it must be above 0")
+    period = options.read("sliding_window_pattern", 6)
+    if period < 1:
+        raise options.refuse("sliding_window_pattern", period, "it must be at least 1")
 
-    rope = _read_rope(o, config.block_size)
-    window = o.read("sliding_window", 4096)
-    pattern = "L" * min(every - 1, config.n_layer) + "G"
-    windows = llama.read_windows(o, config.n_layer, window, pattern)
+    rope = _read_rope(options, config.block_size)
+    window = options.read("sliding_window", 4096)
+    pattern = "L" * min(period - 1, config.n_layer) + "G"
+    windows = llama.read_windows(options, config.n_layer, window, pattern)
     if not windows:
         rope["rope_local_theta"] = 0.0  # no local layers
     return rope | windows
 
 
-def _read_rope(o: Options, block_size: int) -> dict[str, Any]:
+def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
     """Read the options of RoPE: `rope_parameters` (transformers 5) or older options (transformers 4)."""
-    new = o.read("rope_parameters", {})
+    new = options.read("rope_parameters", {})
     if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
-        raise o.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(llama.LETTERS)}")
+        raise options.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(llama.LETTERS)}")
 
-    full = {"rope_theta": o.read("rope_theta", GLOBAL_THETA)}
-    full = merged_rope(o, full, new.get("full_attention", {}))
-    local = {"rope_theta": o.read("rope_local_base_freq", LOCAL_THETA)} | new.get("sliding_attention", {})
-    sliding = rope_settings(o, local, block_size)
-    if len(sliding) > 1:
-        raise o.refuse("rope_parameters", new, "scaling is not supported in layers of type sliding_attention")
-    settings = rope_settings(o, full, block_size)
-    return settings | {"rope_local_theta": sliding["rope_theta"]}
+    old_global = {"rope_theta": options.read("rope_theta", GLOBAL_THETA)}
+    old_local = {"rope_theta": options.read("rope_local_base_freq", LOCAL_THETA)}
+    global_rope = merged_rope(options, old_global, new.get("full_attention", {}))
+    local_rope = old_local | new.get("sliding_attention", {})
+
+    local = rope_settings(options, local_rope, block_size)
+    if len(local) > 1:
+        raise options.refuse("rope_parameters", new, "scaling is not supported in layers of type sliding_attention")
+    return rope_settings(options, global_rope, block_size) | {"rope_local_theta": local["rope_theta"]}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     """Return the options that the table lacks: activation, scale of scores, windows and RoPE."""
     local = config.rope_local_theta or config.rope_theta
-    rope = write_rope(config)
-    scaling = {}
-    if config.rope_factor != 1.0:
-        scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
-    return scaling | {
+    rope = llama.write_rope_options(config)
+    return rope | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "query_pre_attn_scalar": config.head_dim,
         "final_logit_softcapping": config.logit_softcap or None,
         "sliding_window": config.sliding_window or 4096,
         "layer_types": llama.layer_types(config),
         "rope_parameters": {
-            "full_attention": rope,
+            "full_attention": rope["rope_parameters"],
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
         },
-        "rope_theta": config.rope_theta,  # for transformers 4
         "rope_local_base_freq": local,
     }
 
@@ -117,6 +113,6 @@ FAMILY = llama.LLAMA._replace(
     only=llama.MISTRAL.only | {"attn_logit_softcapping": None, "use_bidirectional_attention": False},
     read=_read,
     write=_write,
-    served=("gelu_new",),
+    vllm_activations=("gelu_new",),
     form_of=form_of,
 )

@@ -30,21 +30,25 @@ AROUND = "{0} a {0}b{0}  c {0}\n{0}{0} d\n {0}"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # options of added tokens without an equivalent in llama.cpp
 
 
-def compare(read: Tokenizer, tokenizer: Tokenizer) -> str:
-    """Compare the tokenizer that is read from a file with the original; return a note on different texts, or "".
+def compare(exported: Tokenizer, original: Tokenizer) -> str:
+    """Compare the tokenizer of a file with the original; return a note on texts with different ids, or "".
 
     The note is about special tokens and leading spaces.
+
+    Args:
+        exported: tokenizer read from the file, which computes the same ids as llama.cpp.
+        original: tokenizer of the run.
 
     Raises:
         UserError: if ids differ in a way that the note does not describe.
     """
-    spaces = spaces_note(tokenizer)
-    different = [token for token in _added_tokens(tokenizer) if _differs(token, read, tokenizer, bool(spaces))]
+    spaces = spaces_note(original)
+    different = [token for token in _added_tokens(original) if _differs(token, exported, original, bool(spaces))]
     note = "; ".join(filter(None, [spaces, _tokens_note(different)]))
-    _check_bos(read, tokenizer)
+    _check_bos(exported, original)
     _check_added(different)
-    for text in _probes(tokenizer, bool(spaces)):
-        if not _same_ids(read, tokenizer, text, special=not note):
+    for text in _probes(original, bool(spaces)):
+        if not _same_ids(exported, original, text, special=not note):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
     return note
 
@@ -62,11 +66,11 @@ def spaces_note(tokenizer: Tokenizer) -> str:
     return f"unlike this tokenizer, llama.cpp adds a space to {others}"
 
 
-def _check_bos(read: Tokenizer, tokenizer: Tokenizer) -> None:
+def _check_bos(exported: Tokenizer, original: Tokenizer) -> None:
     """Raise `UserError` if texts begin with different tokens."""
-    if read.bos_ids != tokenizer.bos_ids:
+    if exported.bos_ids != original.bos_ids:
         raise UserError(
-            f"llama.cpp begins a text with at most one token, but this tokenizer with {tokenizer.decode(tokenizer.bos_ids)}: "
+            f"llama.cpp begins a text with at most one token, but this tokenizer with {original.decode(original.bos_ids)}: "
             f"export a directory"
         )
 
@@ -97,14 +101,14 @@ def _tokens_note(different: Sequence[AddedToken]) -> str:
     return f"llama.cpp matches the special token {_shown(special[0])}{more} differently between other texts"
 
 
-def _differs(token: AddedToken, read: Tokenizer, tokenizer: Tokenizer, has_other_spaces: bool) -> bool:
-    """Return whether llama.cpp matches an added token differently; `read` is llama.cpp's tokenizer.
+def _differs(token: AddedToken, exported: Tokenizer, original: Tokenizer, has_other_spaces: bool) -> bool:
+    """Return whether llama.cpp matches an added token differently.
 
     If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """
     if has_other_spaces:
         return token.single_word or token.lstrip or token.rstrip
-    return not _same_ids(read, tokenizer, AROUND.format(token.content))
+    return not _same_ids(exported, original, AROUND.format(token.content))
 
 
 def _added_tokens(tokenizer: Tokenizer) -> list[AddedToken]:

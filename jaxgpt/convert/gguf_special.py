@@ -1,12 +1,15 @@
-"""Special tokens and chat templates in the metadata of a GGUF file."""
+"""Special tokens and chat templates in the metadata of a GGUF file, in both directions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxgpt.convert.gguf_vocabulary import CONTROL, GGML, OTHER, read_array
+from jaxgpt.convert.templates import definition
 from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
 TEMPLATE = "tokenizer.chat_template"  # with a dot and a name: a template with this name
@@ -24,6 +27,8 @@ NO_TOKEN = 2**32 - 1  # llama.cpp's -1 as an unsigned integer, for a special tok
 SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}  # defaults of the tokenizer "llama"
 # Control tokens that end a turn; llama.cpp recognizes them by name.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>")
+# Variables of chat templates that llama.cpp defines, and the keys of their ids.
+LLAMACPP_VARIABLES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
 
 
 def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialTokens:
@@ -75,3 +80,44 @@ def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> 
             raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}; {OTHER}")
         ids[name] = value
     return ids
+
+
+def describe_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> dict[str, Any]:
+    """Return the metadata of the special tokens and chat templates; `tokens`: token of each id in the file."""
+    ids = _described_ids(tokenizer)
+    metadata: dict[str, Any] = {f"{GGML}{key}": i for key, i in ids.items()}
+    metadata[f"{GGML}add_bos_token"] = bool(tokenizer.bos_ids)
+
+    defined = {name: tokens[ids[key]] for name, key in LLAMACPP_VARIABLES.items() if key in ids}
+    names: list[str] = []
+    for name, source in tokenizer.special.templates.items():
+        template = _described_template(tokenizer.special, source, defined)
+        if name == "default":
+            metadata[TEMPLATE] = template
+        else:
+            names.append(re.sub(r"[^A-Za-z0-9]", "_", name))
+            metadata[f"{TEMPLATE}.{names[-1]}"] = template
+    if names:
+        metadata[TEMPLATES] = names
+    return metadata
+
+
+def _described_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of special tokens, keyed by their names in the metadata."""
+    ids: dict[str, Any] = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.end_ids, strict=False))
+    ids["bos_token_id"] = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
+    ids["padding_token_id"] = tokenizer.special.generation.get("pad_token_id")
+    return {key: i for key, i in ids.items() if i is not None}
+
+
+def _described_template(special: SpecialTokens, source: str, defined: Mapping[str, str]) -> str:
+    """Return a chat template that begins with definitions of the variables that it would lack in llama.cpp.
+
+    `defined`: values of the variables that llama.cpp defines.
+    """
+    wanted = dict.fromkeys(LLAMACPP_VARIABLES, "") | special.variables
+    lines = []
+    for name, token in wanted.items():
+        if name in source and defined.get(name) != token:
+            lines.append(definition(name, token) + "\n")
+    return "".join(lines) + source

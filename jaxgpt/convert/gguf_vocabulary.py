@@ -55,6 +55,16 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     return Vocabulary(tokens, types, scores, pairs)
 
 
+def describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the metadata of a vocabulary, without empty scores and merges: the inverse of `read_vocabulary`."""
+    values: dict[str, Any] = {"tokens": vocabulary.tokens, "token_type": vocabulary.types}
+    if vocabulary.scores:
+        values["scores"] = vocabulary.scores
+    if vocabulary.merges:
+        values["merges"] = [" ".join(pair) for pair in vocabulary.merges]
+    return {f"{GGML}{name}": value for name, value in values.items()}
+
+
 def _pair(merge: str, where: str) -> tuple[str, str]:
     """Split a merge into its two tokens."""
     middle = merge.find(" ", 1)  # a token may begin with a space

@@ -67,7 +67,7 @@ FAMILY = Family(
     fills={"bias": True, "norm_affine": True},
     read=_read,
     write=lambda config: dict.fromkeys(DROPOUTS, config.dropout),
-    served=("gelu", "gelu_new"),
+    vllm_activations=("gelu", "gelu_new"),
 )
 
 NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")

@@ -69,7 +69,7 @@ def make_form(
     return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
 
 
-def with_defaults(*omitted: str, **defaults: Any) -> dict[str, tuple[str, Any]]:
+def changed_options(*omitted: str, **defaults: Any) -> dict[str, tuple[str, Any]]:
     """Return `OPTIONS` without the omitted options, and with some defaults replaced."""
     options = {}
     for name, (setting, default) in OPTIONS.items():
@@ -155,7 +155,7 @@ LLAMA = Family(
 MISTRAL = LLAMA._replace(
     name="mistral",
     architectures=("MistralForCausalLM", "MistralModel"),
-    options=with_defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32)
+    options=changed_options(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32)
     | {"sliding_window": ("sliding_window", 4096)},
     only={"attention_dropout": 0.0, "attention_bias": False},
     read=read_rope,
@@ -165,7 +165,7 @@ QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_p
 QWEN2 = LLAMA._replace(
     name="qwen2",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    options=with_defaults(**QWEN),
+    options=changed_options(**QWEN),
     settings=LLAMA.settings | {"qkv_bias": True},
     only=MISTRAL.only | {"use_mrope": False},
     fills=LLAMA.fills | {"qkv_bias": True},
@@ -175,7 +175,7 @@ QWEN2 = LLAMA._replace(
 QWEN3 = QWEN2._replace(
     name="qwen3",
     architectures=("Qwen3ForCausalLM", "Qwen3Model"),
-    options=with_defaults(**QWEN, head_dim=128),
+    options=changed_options(**QWEN, head_dim=128),
     settings=LLAMA.settings | {"qk_norm": True},
     fills=LLAMA.fills,
 )
@@ -183,7 +183,7 @@ OLMO2 = LLAMA._replace(
     name="olmo2",
     architectures=("Olmo2ForCausalLM", "Olmo2Model"),
     form=make_form(OLMO_NORMS),
-    options=with_defaults(vocab_size=50304, rms_norm_eps=1e-5),
+    options=changed_options(vocab_size=50304, rms_norm_eps=1e-5),
     settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
     only=MISTRAL.only,
     read=read_rope,

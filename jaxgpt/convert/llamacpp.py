@@ -1,11 +1,7 @@
-"""llama.cpp GGUF files: the config and the layout of their tensors, derived from the transformers families.
-
-A family has one table of tensors, with transformers' names; the gguf package maps them to llama.cpp's names.
-"""
+"""The config of a model in llama.cpp metadata, in both directions, derived from the transformers families."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,20 +12,18 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.divisors import ROPE_DIVISORS, read_divisors, rope_divisors
 from jaxgpt.convert.family import canonical
 from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, GELU, WITH_EXPERTS, Architecture
+from jaxgpt.convert.llamacpp_layout import EMBEDDING
 from jaxgpt.convert.llamacpp_metadata import HEAD, OUTPUT_BIAS, QUERY_BIAS, family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Format, WeightRow
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.ops.rotary import Llama3Scaling
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-EMBEDDING = "token_embd.weight"
 FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
-ROUTER = "ffn_gate_inp.weight"  # name of a router in its block; files store it as float32
 
 
-def open_model(
+def config_from_metadata(
     metadata: Mapping[str, Any], shapes: Shapes, divisors: np.ndarray | None, where: str, accept: Collection[str] = ()
 ) -> tuple[Architecture, ModelConfig]:
     """Return the architecture and config of a file.
@@ -101,8 +95,8 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
     return family(architecture).express(model)
 
 
-def describe(architecture: Architecture, model: ModelConfig) -> dict[str, Any]:
-    """Return the metadata of a config returned by `express`."""
+def config_to_metadata(architecture: Architecture, model: ModelConfig) -> dict[str, Any]:
+    """Return the metadata of a config that `express` returned."""
     reader = family(architecture)
     model = canonical(model)
     values = {key: getattr(model, setting) for key, (setting, _) in reader.options.items()}
@@ -120,29 +114,6 @@ def divisors(architecture: Architecture, model: ModelConfig) -> np.ndarray | Non
     return rope_divisors(model.head_width, model.rope_theta, scaling)
 
 
-def form(architecture: Architecture, config: ModelConfig) -> Format:
-    """Return the names and layout of the tensors, from the table of the transformers family.
-
-    Matrices are stored as `[out, in]`; a fused matrix is the concatenation of queries, keys and values. Gains are stored
-    without an offset. The matrices of all experts are one tensor, `[E, out, in]`.
-    """
-    import gguf
-
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(kind, 1)  # names of a model with one layer
-    table = []
-    for row in architecture.family.form.table:
-        in_first_layer = row.name.replace(".{expert}", "").format(0)
-        name = names.get_name(in_first_layer, try_suffixes=(".weight", ".bias"))
-        # The map lacks only biases that the architecture does not have.
-        if name is None:
-            continue
-        if "{}" in row.name:
-            name = name.replace("blk.0.", "blk.{}.")
-        table.append(_stored(architecture, row, name, config))
-    return Format(tuple(table), prefix="", tied=EMBEDDING, head=HEAD)
-
-
 def _facts(shapes: Shapes) -> dict[str, Any]:
     """Return settings that the tensors show: the vocabulary size, a separate head, and biases."""
     facts: dict[str, Any] = {name: name in shapes for name in (HEAD, OUTPUT_BIAS, QUERY_BIAS)}
@@ -150,31 +121,3 @@ def _facts(shapes: Shapes) -> dict[str, Any]:
     if embedding:
         facts["vocab_size"] = embedding[0]  # possibly above the vocab_size of the metadata
     return facts
-
-
-def _stored(architecture: Architecture, row: WeightRow, name: str, config: ModelConfig) -> WeightRow:
-    """Return the row of a tensor in llama.cpp's layout."""
-    leaf = row.leaves[0]
-    is_matrix = leaf.endswith("/kernel")
-    is_rotated = "/q_proj/" in leaf or "/k_proj/" in leaf
-    factor = 1.0
-    if architecture.scales_queries and leaf.endswith("/q_norm/scale"):
-        factor = _query_factor(config)
-    return WeightRow(
-        name,
-        row.leaves,
-        output_first=is_matrix,
-        interleaved=architecture.interleaved and is_rotated,
-        factor=factor,
-    )
-
-
-def _query_factor(config: ModelConfig) -> float:
-    """Return the factor of the gain of Gemma's query norm.
-
-    llama.cpp divides scores by the square root of the head width. Gemma 3 27B, recognized by its number of layers, is an
-    exception: the divisor is the square root of the model width per head.
-    """
-    if config.n_layer != 62:
-        return 1.0
-    return math.sqrt(config.head_width / (config.n_embd // config.n_head))

@@ -87,5 +87,5 @@ FAMILY = Family(
     fills={"bias": True, "norm_affine": True},
     read=_read,
     write=_write,
-    served=("gelu", "gelu_new"),
+    vllm_activations=("gelu", "gelu_new"),
 )

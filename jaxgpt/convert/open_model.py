@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gguf, gpt2
 from jaxgpt.convert.families import FAMILIES
-from jaxgpt.convert.files import Weights, is_gguf, open_safetensors
+from jaxgpt.convert.family import Family
+from jaxgpt.convert.files import is_gguf, open_safetensors
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.read_weights import load_weights
+from jaxgpt.convert.read_weights import StoredModel, load_weights
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
@@ -25,8 +26,16 @@ OF_OTHER_MODELS = re.compile(
 )
 
 
-def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
-    """Return the family name, model config, tensor layout and unread tensors of a directory or GGUF file.
+class LoadedModel(NamedTuple):
+    """A model read from another system's files."""
+
+    config: ModelConfig
+    params: Any  # weights, as in `LM.params`
+    form: Format  # names and layout of the tensors in the files
+
+
+def open_model(source: Path, accept: Collection[str] = ()) -> StoredModel:
+    """Read the config of a model in a directory or GGUF file, and the headers of its weights.
 
     Raises:
         UserError: if `source` is not a model, or the model is not supported.
@@ -47,62 +56,68 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
     raise _unknown_family(None, values, str(source / "config.json"))
 
 
-def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
-    """Read the config, weights and tensor layout of a directory or file that `import_model` accepts."""
-    _, model, form, weights = open_model(source)
-    return model, load_weights(weights, model, form), form
+def read_model(source: Path) -> LoadedModel:
+    """Read a directory or file that `import_model` accepts."""
+    model = open_model(source)
+    return LoadedModel(model.config, load_weights(model), model.form)
 
 
-def _open_nanogpt(
-    source: Path, values: Mapping[str, Any], accept: Collection[str]
-) -> tuple[str, ModelConfig, Format, Weights]:
+def _open_nanogpt(source: Path, values: Mapping[str, Any], accept: Collection[str]) -> StoredModel:
     """Open a directory with a config.json of nanoGPT's settings; `values` is its content."""
     options = Options(values, str(source / "config.json"), accept)
     weights = open_safetensors(source)
     model = gpt2.read_nanogpt(options, weights)
     options.done()
-    return "nanogpt", model, gpt2.NANOGPT, weights
+    return StoredModel("nanogpt", model, gpt2.NANOGPT, weights)
 
 
-def _open_transformers(
-    source: Path, values: Mapping[str, Any], accept: Collection[str]
-) -> tuple[str, ModelConfig, Format, Weights]:
+def _open_transformers(source: Path, values: Mapping[str, Any], accept: Collection[str]) -> StoredModel:
     """Open a transformers directory, or the text model of a multimodal directory; `values`: content of config.json."""
     where = str(source / "config.json")
-    options = Options(values, where, accept)
     kind = values["model_type"]
     is_wrapped = kind in WRAPPERS
-    own = values
     if is_wrapped:
-        if not isinstance(values.get("text_config"), dict):
-            raise UserError(
-                f"{where}: a model of type {kind} needs an object text_config, with the options of its text model"
-            )
-        own = text_config(values)
+        own = text_config(values, where)
         options = Options(own, f"{where}: text_config", accept)
-    kind = own.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise _unknown_family(kind, own, where)
+    else:
+        own = dict(values)
+        options = Options(own, where, accept)
 
-    family = FAMILIES[kind]
-    named = own.get("architectures")
-    if named and not is_wrapped and named not in ([name] for name in family.architectures):
-        raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
-    model = family.config_from_hf(options)
+    family = _family(own, options, where)
+    config = family.config_from_hf(options)
     options.done()
     if is_wrapped:
         _check_outer(values, options, where, accept)
-    if not model.vocab_size:
+    if not config.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
-    form = family.form_of(own, model) if family.form_of else family.form
-    return kind, model, form._replace(wrapped=is_wrapped), open_safetensors(source)
+
+    form = family.form_of(own, config) if family.form_of else family.form
+    weights = open_safetensors(source)
+    return StoredModel(family.name, config, form._replace(wrapped=is_wrapped), weights)
 
 
-def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
+def _family(values: Mapping[str, Any], options: Options, where: str) -> Family:
+    """Return the family of a config.json; raise `UserError` if it or its class is not supported."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise _unknown_family(kind, values, where)
+    family = FAMILIES[kind]
+    named = values.get("architectures")
+    if named and named not in ([name] for name in family.architectures):
+        raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
+    return family
+
+
+def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config.json of the text model in the config.json of a multimodal model.
 
-    As in transformers, the text model has only its own options, except that the outer model has the head.
+    As in transformers, the text model has only its own options, except that the outer model has the head. Raises `UserError`
+    if there is no such object.
     """
+    if not isinstance(values.get("text_config"), dict):
+        raise UserError(
+            f"{where}: a model of type {values['model_type']} needs an object text_config, with the options of its text model"
+        )
     own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
     own.pop("architectures", None)
     if "tie_word_embeddings" in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.model import GPT
 
@@ -24,6 +26,12 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
     forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
     with jax.default_matmul_precision("highest"):
         return np.asarray(forward(params, jnp.asarray(tokens_BT)))
+
+
+def reread_logits(path: Path) -> np.ndarray:
+    """Read an exported directory or GGUF file, and compute its `probe_logits`."""
+    exported = read_model(path)
+    return probe_logits(exported.config, exported.params)
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:

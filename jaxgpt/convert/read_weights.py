@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,18 +11,35 @@ from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import Weights
-from jaxgpt.convert.tensors import Format, WeightRow, complete_leaves, expand, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import Format, TensorRow, complete_leaves, expand, leaf_shapes, tensor_shape
 from jaxgpt.errors import UserError
 
 # Suffixes of the masks and constants to skip in older files.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 
-def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
+class StoredModel(NamedTuple):
+    """A model in another system's files: its config, and its tensors, which are read on demand.
+
+    Attributes:
+        family: a name in `FAMILIES`, nanogpt, or a llama.cpp architecture.
+        config: config of the model.
+        form: names and layout of its tensors.
+        weights: the tensors in the files.
+    """
+
+    family: str
+    config: ModelConfig
+    form: Format
+    weights: Weights
+
+
+def check_weights(model: StoredModel) -> dict[str, str]:
     """Check that files contain a model, and map each name in the table to its name in the files.
 
     Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
+    _, config, form, weights = model
     stored = _own_names(weights, form)
     shapes = leaf_shapes(config)
     rows = expand(form.table, config)
@@ -43,11 +60,11 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     return names
 
 
-def skipped_tensors(weights: Weights, form: Format) -> int:
+def skipped_tensors(model: StoredModel) -> int:
     """Return the number of tensors of other models in the files, such as a vision tower."""
-    if not form.wrapped:
+    if not model.form.wrapped:
         return 0
-    return len(weights.tensors) - len(_own_names(weights, form))
+    return len(model.weights.tensors) - len(_own_names(model.weights, model.form))
 
 
 def _own_names(weights: Weights, form: Format) -> dict[str, str]:
@@ -56,11 +73,11 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
     Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
     (compiled), `language_model.model.layers.0` (in a multimodal model). The token embedding shows the prefix.
     """
-    table = form.tied.removeprefix(form.prefix)
-    found = [name.removesuffix(table) for name in weights.tensors if f".{name}".endswith(f".{table}")]
+    embedding = form.tied.removeprefix(form.prefix)
+    prefixes = [name.removesuffix(embedding) for name in weights.tensors if f".{name}".endswith(f".{embedding}")]
     if form.wrapped:
-        found = [prefix for prefix in found if "language_model." in prefix]
-    prefix = found[0] if len(found) == 1 else form.prefix
+        prefixes = [prefix for prefix in prefixes if "language_model." in prefix]
+    prefix = prefixes[0] if len(prefixes) == 1 else form.prefix
 
     own = {}
     for name in weights.tensors:
@@ -74,32 +91,30 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
     return own
 
 
-def read_leaves(weights: Weights, config: ModelConfig, form: Format) -> Iterator[tuple[str, np.ndarray]]:
+def read_leaves(model: StoredModel) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each of a model's weights, contiguous float32.
 
     One tensor is read at a time. Raises `UserError` before the iteration, like `check_weights`.
     """
-    names = check_weights(weights, config, form)
-    return _read_rows(weights, names, config, form)
+    return _iterate_leaves(model, check_weights(model))
 
 
-def _read_rows(
-    weights: Weights, names: Mapping[str, str], config: ModelConfig, form: Format
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the path and values of each weight; `names` has the name in the files of each name in the table."""
+def _iterate_leaves(model: StoredModel, names: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the path and values of each weight; `names`: from names in the table to names in the files."""
 
-    def read(row: WeightRow) -> np.ndarray:
-        return weights.read(names[row.name])
+    def read(row: TensorRow) -> np.ndarray:
+        return model.weights.read(names[row.name])
 
-    for path, leaf in complete_leaves(expand(form.table, config), read, leaf_shapes(config)):
+    rows = expand(model.form.table, model.config)
+    for path, leaf in complete_leaves(rows, read, leaf_shapes(model.config)):
         # Copy views of a tensor: a view would keep the whole tensor in memory.
         yield path, np.ascontiguousarray(leaf)
 
 
-def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
+def load_weights(model: StoredModel) -> Any:
     """Load a model's weights on the first device, one tensor at a time."""
     leaves: dict[str, jax.Array] = {}
-    for path, leaf in read_leaves(weights, config, form):
+    for path, leaf in read_leaves(model):
         # Block: a pending transfer would keep the tensor in memory.
         leaves[path] = jax.block_until_ready(jax.device_put(leaf, jax.devices()[0]))
     return unflatten_dict(leaves, sep="/")

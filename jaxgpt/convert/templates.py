@@ -12,7 +12,9 @@ from jaxgpt.data.special import SpecialTokens
 NULL = ("documents",)  # variables that transformers sets to none if the caller does not pass them
 
 
-def with_defaults(special: SpecialTokens, variables: Mapping[str, Any], always: Collection[str] = ()) -> SpecialTokens:
+def with_default_variables(
+    special: SpecialTokens, variables: Mapping[str, Any], always: Collection[str] = ()
+) -> SpecialTokens:
     """Return special tokens with chat templates that use `variables` unless the caller passes other values.
 
     Args:

@@ -2,7 +2,7 @@
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
 axis or alternating by head. Matrices here are `[in, out]`; torch.nn.Linear stores `[out, in]`. A stack of matrices,
-`[E, in, out]`, is stored as one tensor, or as a tensor for each matrix.
+`[E, in, out]`, is stored as one tensor, or as a tensor for each matrix. `expand` returns the `TensorRow`s of a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
 class WeightRow(NamedTuple):
-    """One row of a table; `{}` in names is the layer number, and `{expert}` in the tensor's name the index in a stack."""
+    """One row of a family's table.
+
+    `{}` in names is the layer number, and `{expert}` in the tensor's name is the index in a stack.
+    """
 
     name: str  # name of the tensor in the other system
     leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
@@ -28,11 +31,19 @@ class WeightRow(NamedTuple):
     offset: float = 0.0  # number added to the stored tensor; 1 for a gain stored as its difference from 1
     factor: float = 1.0  # factor of the tensor after adding `offset`
     interleaved: bool = False  # whether the two halves of each head alternate by channel, as in llama.cpp's Llama
-    heads: int = 0  # number of heads of the leaves, set by `expand` if `by_head` or `interleaved`
-    expert: int = -1  # index of the tensor in the leaf's stack, set by `expand`; -1: the tensor is the complete leaf
 
 
 WeightTable = tuple[WeightRow, ...]
+
+
+class TensorRow(NamedTuple):
+    """One tensor of a model: a row of the table, for one layer and one matrix of a stack."""
+
+    name: str  # name of the tensor in the other system
+    leaves: tuple[str, ...]  # paths of the jaxgpt leaves, in storage order
+    layout: WeightRow  # its row in the table
+    heads: int = 0  # number of heads along the output axis; 0: the layout does not depend on it
+    expert: int = -1  # index of the tensor in the leaf's stack; -1: the tensor is the complete leaf
 
 
 class Format(NamedTuple):
@@ -68,8 +79,8 @@ def leaf_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return {path: weight.shape for path, weight in weights(model).items()}
 
 
-def expand(table: WeightTable, model: Model) -> list[WeightRow]:
-    """Return the table of one model: a row per layer and matrix of a stack, without the rows of absent leaves."""
+def expand(table: WeightTable, model: Model) -> list[TensorRow]:
+    """Return the tensors of one model: a row per layer and matrix of a stack, without the rows of absent leaves."""
     config = config_of(model)
     shapes = leaf_shapes(model)
     rows = []
@@ -82,44 +93,44 @@ def expand(table: WeightTable, model: Model) -> list[WeightRow]:
             heads = 0
             if row.by_head or row.interleaved:
                 heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
-            one = row._replace(leaves=leaves, heads=heads)
 
             # A tensor for the complete leaf, or for each matrix of its stack.
             if "{expert}" not in row.name:
-                rows.append(one._replace(name=row.name.format(layer)))
+                rows.append(TensorRow(row.name.format(layer), leaves, row, heads))
                 continue
             stacked, *_ = shapes[leaves[0]]
             for expert in range(stacked):
-                rows.append(one._replace(name=row.name.format(layer, expert=expert), expert=expert))
+                rows.append(TensorRow(row.name.format(layer, expert=expert), leaves, row, heads, expert))
     return rows
 
 
-def part_shape(row: WeightRow, leaf: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def part_shape(row: TensorRow, leaf: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of a row's part of a leaf: a matrix of a stack, or the complete leaf."""
     return shapes[leaf] if row.expert < 0 else shapes[leaf][1:]
 
 
-def tensor_shape(row: WeightRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def tensor_shape(row: TensorRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of the tensor of a row."""
     outputs = sum(shapes[leaf][-1] for leaf in row.leaves)
     *stack_and_inputs, _ = part_shape(row, row.leaves[0], shapes)
-    if not row.output_first:
+    if not row.layout.output_first:
         return (*stack_and_inputs, outputs)
     *stack, inputs = stack_and_inputs
     return (*stack, outputs, inputs)
 
 
-def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def to_leaves(row: TensorRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Split a tensor into leaves, as views where possible."""
-    matrix = tensor.swapaxes(-1, -2) if row.output_first else tensor
-    if row.offset or row.factor != 1.0:
-        matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
+    layout = row.layout
+    matrix = tensor.swapaxes(-1, -2) if layout.output_first else tensor
+    if layout.offset or layout.factor != 1.0:
+        matrix = (matrix + np.float32(layout.offset)) * np.float32(layout.factor)
 
-    if row.interleaved:
+    if layout.interleaved:
         # [..., head, channel, half] -> [..., head, half, channel]
         split = matrix.reshape(*matrix.shape[:-1], row.heads, -1, 2)
         parts = [split.swapaxes(-1, -2)]
-    elif row.heads:
+    elif layout.by_head:
         # [..., head, leaf, channel] -> [leaf, ..., head, channel]
         split = matrix.reshape(*matrix.shape[:-1], row.heads, len(row.leaves), -1)
         parts = list(np.moveaxis(split, -2, 0))
@@ -129,15 +140,16 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
     return {leaf: part.reshape(part_shape(row, leaf, shapes)) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
-def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+def to_tensor(row: TensorRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """Join leaves into a tensor, contiguous float32."""
+    layout = row.layout
     matrices = [np.asarray(leaves[leaf]) for leaf in row.leaves]
-    if row.interleaved:
+    if layout.interleaved:
         # [..., head, half, channel] -> [..., head, channel, half]
         matrix = matrices[0]
         split = matrix.reshape(*matrix.shape[:-1], row.heads, 2, -1)
         matrix = split.swapaxes(-1, -2).reshape(matrix.shape)
-    elif row.heads:
+    elif layout.by_head:
         # Each leaf [..., head, channel] -> [..., head, leaf, channel]
         rows = matrices[0].shape[:-1]
         by_head = [m.reshape(*rows, row.heads, -1) for m in matrices]
@@ -145,15 +157,15 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     else:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
 
-    if row.offset or row.factor != 1.0:
-        matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
-    if row.output_first:
+    if layout.offset or layout.factor != 1.0:
+        matrix = matrix / np.float32(layout.factor) - np.float32(layout.offset)
+    if layout.output_first:
         matrix = matrix.swapaxes(-1, -2)
     return np.ascontiguousarray(matrix, np.float32)
 
 
 def complete_leaves(
-    rows: Iterable[WeightRow], read: Callable[[WeightRow], np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+    rows: Iterable[TensorRow], read: Callable[[TensorRow], np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each leaf, as views where possible; `read` returns a row's tensor.
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.tensors import Format, WeightRow, complete_leaves, expand, leaf_shapes, tensor_shape, to_tensor
+from jaxgpt.convert.tensors import Format, TensorRow, complete_leaves, expand, leaf_shapes, tensor_shape, to_tensor
 from jaxgpt.convert.write_files import SHARD_BYTES, Tensor, rounded, write_shards
 from jaxgpt.model.params import Model, flatten_params
 
@@ -21,11 +21,11 @@ def tensors_of(params: Any, model: Model, form: Format) -> list[Tensor]:
     shapes = leaf_shapes(model)
     ours = flatten_params(params)
 
-    def part(row: WeightRow, path: str) -> np.ndarray:
+    def part(row: TensorRow, path: str) -> np.ndarray:
         leaf = _leaf(ours, path, shapes)
         return leaf if row.expert < 0 else leaf[row.expert]
 
-    def read(row: WeightRow) -> np.ndarray:
+    def read(row: TensorRow) -> np.ndarray:
         return to_tensor(row, {path: part(row, path) for path in row.leaves})
 
     rows = expand(form.table, model)
@@ -48,7 +48,7 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
     """Return the weights of a model after its tensors are rounded to a type of `DTYPES`."""
     tensors = {tensor.name: tensor for tensor in tensors_of(params, config, form)}
 
-    def read(row: WeightRow) -> np.ndarray:
+    def read(row: TensorRow) -> np.ndarray:
         return rounded(row.name, tensors[row.name].read(), dtype).astype(np.float32)
 
     leaves = complete_leaves(expand(form.table, config), read, leaf_shapes(config))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.convert.models import export_model
+from jaxgpt.convert.export_model import export_model
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM, save

@@ -149,7 +149,7 @@ def exported(s: Subject) -> float:
 
     The export may contain additional weights: ones and zeros for gains and biases that this model lacks.
     """
-    back = flatten_params(read_model(s.exported)[1])
+    back = flatten_params(read_model(s.exported).params)
     ours = flatten_params(s.params)
     return distance({path: back[path] for path in ours}, ours)
 

@@ -38,7 +38,7 @@ def test_import_and_export(tmp_path, capsys):
 @pytest.mark.ci
 def test_an_existing_run_is_refused_before_a_download(tmp_path, monkeypatch, capsys):
     run = run_folder(tmp_path / "run", SMALL)
-    monkeypatch.setattr("jaxgpt.convert.models.fetch_model", lambda *args: pytest.fail("downloaded"))
+    monkeypatch.setattr("jaxgpt.convert.hub_models.fetch_model", lambda *args: pytest.fail("downloaded"))
     assert main(["import", "someone/large", str(run)]) == 2
     assert capsys.readouterr().err.endswith("run already exists: choose a different name, or remove it\n")
 

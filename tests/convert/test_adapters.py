@@ -21,8 +21,9 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
-from jaxgpt.convert.peft import export_adapter, read_adapter, write_adapter
-from jaxgpt.convert.target_modules import resolve_targets
+from jaxgpt.convert.lora_targets import resolve_targets
+from jaxgpt.convert.peft import export_adapter
+from jaxgpt.convert.peft_files import read_adapter, write_adapter
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters

@@ -16,14 +16,15 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import jaxgpt
-import jaxgpt.convert.models as models
+import jaxgpt.convert.export_model as export_module
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, DataConfig, PostConfig
-from jaxgpt.convert import card, card_results, original_card
+from jaxgpt.convert import card, card_license, card_results, original_card
 from jaxgpt.convert.engines import engines
-from jaxgpt.convert.families import exported_form
+from jaxgpt.convert.export_model import export_model
+from jaxgpt.convert.families import express_in_family
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.llamacpp_tokenizers import is_recognized
-from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.convert.write_files import Tensor, write_safetensors
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.subword import SubwordTokenizer
@@ -138,7 +139,7 @@ def test_export_and_import_round_trip(tmp_path, name):
 def test_windows_that_are_equal_need_no_pattern(config, n_layer, pattern, window):
     """Families with one window for all layers, or without windows, support these models."""
     plain = replace(config, n_layer=n_layer, sliding_window=window)
-    assert exported_form(replace(plain, sliding_window=5, window_pattern=pattern)) == exported_form(plain)
+    assert express_in_family(replace(plain, sliding_window=5, window_pattern=pattern)) == express_in_family(plain)
 
 
 NO_EFFECT = {
@@ -155,7 +156,7 @@ NO_EFFECT = {
 @pytest.mark.parametrize("case", NO_EFFECT)
 def test_settings_without_effect_do_not_prevent_an_export(case):
     config, settings = NO_EFFECT[case]
-    assert exported_form(replace(config, **settings)) == exported_form(config)
+    assert express_in_family(replace(config, **settings)) == express_in_family(config)
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
@@ -192,12 +193,12 @@ def test_settings_without_an_equivalent_are_named(tmp_path, name):
 def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
     """The check reads the exported files back, so it detects a faulty writer."""
     run = run_folder(tmp_path / "run", SMALL)
-    right = models.save_weights
+    right = export_module.save_weights
 
     def wrong(path, params, *rest):
         right(path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest)
 
-    monkeypatch.setattr(models, "save_weights", wrong)
+    monkeypatch.setattr(export_module, "save_weights", wrong)
     with pytest.raises(RuntimeError, match="differ"):
         export_model(run, tmp_path / "hf")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -269,14 +270,14 @@ def test_end_tokens_are_written(tmp_path):
 )
 def test_engines_that_compute_an_export_are_named(config, expected, gpt2_tokenizer):
     """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU, and ignores Llama 3 scaling of RoPE."""
-    family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
+    family, model = express_in_family(replace(config, vocab_size=config.vocab_size or 65))
     assert list(engines(family, model, load_tokenizer(gpt2_tokenizer))) == expected
 
 
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "bpe"])
 def test_an_own_vocabulary_excludes_llamacpp(kind):
     """llama.cpp's converter of transformers directories recognizes only published vocabularies."""
-    family, model = exported_form(preset("llama-tiny").with_model(vocab_size=300).model)
+    family, model = express_in_family(preset("llama-tiny").with_model(vocab_size=300).model)
     tokenizer = make_tokenizer(kind, TEXT * 9, 300)
     assert engines(family, model, tokenizer) == ("transformers", "vLLM")
 
@@ -414,7 +415,7 @@ def test_a_license_is_kept_in_any_form(metadata, kept, tmp_path):
     found = original_card.split_card(original_card.read_card(tmp_path))
     export = card.Export(run=tmp_path, info=Info(1), config=Config(), name="hf", command="")
     assert kept in card._front_matter(export, found)
-    assert "It was copied from the original model." in card._license(export, found)
+    assert "It was copied from the original model." in card_license.license_section("", found)
 
 
 def test_a_card_keeps_the_license_after_several_fine_tunings(tmp_path):

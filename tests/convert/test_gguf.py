@@ -22,7 +22,8 @@ from jaxgpt.cli import main
 from jaxgpt.convert import llamacpp
 from jaxgpt.convert.gguf import GgufWeights, open_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
+from jaxgpt.convert.llamacpp_layout import layout
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import flatten_params
@@ -360,8 +361,8 @@ def test_every_value_of_a_wrong_type_or_size_is_one_line(tmp_path: Path, name: s
         for value in HOSTILE:
             changed = dict(weights.metadata) | {key: value}
             try:
-                architecture, model = llamacpp.open_model(changed, shapes, None, "m.gguf")
-                llamacpp.form(architecture, model)
+                architecture, model = llamacpp.config_from_metadata(changed, shapes, None, "m.gguf")
+                layout(architecture, model)
                 read_tokenizer(changed, "m.gguf")
             except UserError as e:
                 assert "\n" not in str(e), key

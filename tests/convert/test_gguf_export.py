@@ -17,15 +17,17 @@ from llamacpp_values import source
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.convert import gguf_compare, gguf_describe, gguf_export, llamacpp
-from jaxgpt.convert.families import exported_form
+from jaxgpt.convert import gguf_compare, gguf_describe, gguf_export, llamacpp, probes
+from jaxgpt.convert.families import express_in_family
 from jaxgpt.convert.gguf import GgufWeights
 from jaxgpt.convert.gguf_compare import spaces_note
-from jaxgpt.convert.gguf_describe import describe
-from jaxgpt.convert.gguf_export import TYPES, export_gguf
+from jaxgpt.convert.gguf_describe import describe_tokenizer
+from jaxgpt.convert.gguf_export import export_gguf
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
+from jaxgpt.convert.gguf_writer import TYPES
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.open_model import read_model
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.new_tokenizer import make_tokenizer
@@ -42,6 +44,7 @@ gguf = pytest.importorskip("gguf")
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the comparison of logits, which compiles two models; one test makes it."""
     monkeypatch.setattr(gguf_export, "probe_logits", lambda config, params: np.zeros(3))
+    monkeypatch.setattr(gguf_export, "reread_logits", lambda path: np.zeros(3))
 
 
 def run_of(folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = None) -> Path:
@@ -90,7 +93,8 @@ def test_the_command_compares_the_logits(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_different_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is absent after a failed comparison."""
     run = run_of(tmp_path, LLAMA)
-    monkeypatch.setattr(gguf_export, "read_model", lambda path: (LLAMA, make(LLAMA, seed=1)[1]))
+    params = make(LLAMA, seed=1)[1]
+    monkeypatch.setattr(probes, "read_model", lambda path: read_model(path)._replace(config=LLAMA, params=params))
     with pytest.raises(RuntimeError, match="the logits of the exported model differ"):
         export_gguf(run, tmp_path / "m.gguf")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -127,7 +131,7 @@ WINDOWS = {
 def test_windows_of_gemma(case: str) -> None:
     model, expected = WINDOWS[case]
     gemma = ARCHITECTURES["gemma3"]
-    metadata = llamacpp.describe(gemma, llamacpp.express(gemma, exported_form(model)[1]))
+    metadata = llamacpp.config_to_metadata(gemma, llamacpp.express(gemma, express_in_family(model)[1]))
     found = {key: value for key, value in metadata.items() if "pattern" in key or "swa" in key}
     base = {"rope.freq_base_swa": 1e4}
     assert found == {f"gemma3.{key}": value for key, value in (base | expected).items()}
@@ -165,7 +169,7 @@ REJECTED = {
 @pytest.mark.parametrize("case", REJECTED)
 def test_settings_without_an_equivalent_are_named(case: str) -> None:
     model, message = REJECTED[case]
-    family, expressed = exported_form(model)
+    family, expressed = express_in_family(model)
     with pytest.raises(UserError, match=message) as e:
         llamacpp.express(architecture_of(family.name), expressed)
     assert "\n" not in str(e.value)
@@ -174,7 +178,7 @@ def test_settings_without_an_equivalent_are_named(case: str) -> None:
 def test_a_window_as_long_as_the_context_has_no_effect() -> None:
     llama = ARCHITECTURES["llama"]
     model = replace(UNTIED, sliding_window=UNTIED.block_size)
-    assert llamacpp.express(llama, exported_form(model)[1]).sliding_window == 0
+    assert llamacpp.express(llama, express_in_family(model)[1]).sliding_window == 0
 
 
 def changed_bpe(folder: Path, change: Any) -> Tokenizer:
@@ -188,7 +192,7 @@ def changed_bpe(folder: Path, change: Any) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_tokenizers_of_jaxgpt_are_restored(kind: str) -> None:
     tokenizer = make_tokenizer(kind, TEXT + "".join(TEXTS), 300)
-    again = read_tokenizer(describe(tokenizer, 600).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, 600).metadata, "m.gguf")
     assert type(again) is type(tokenizer)
     for text in TEXTS:
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
@@ -200,7 +204,7 @@ def test_tokenizers_of_jaxgpt_are_restored(kind: str) -> None:
 def test_characters_and_bytes_have_no_special_ids() -> None:
     """llama.cpp's other tokenizers have default ids, which would end a text at a letter."""
     for kind in ("char", "byte"):
-        metadata = describe(make_tokenizer(kind, TEXT), 300).metadata
+        metadata = describe_tokenizer(make_tokenizer(kind, TEXT), 300).metadata
         assert metadata["tokenizer.ggml.model"] == "rwkv"
         assert not [key for key in metadata if key.endswith("_token_id")]
 
@@ -209,7 +213,7 @@ def test_characters_and_bytes_have_no_special_ids() -> None:
 def test_sentencepiece_is_restored(names: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(llama_tokenizer(names)))
     tokenizer = load_tokenizer(tmp_path)
-    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, V).metadata, "m.gguf")
     for text in TEXTS:
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist(), text
     assert again.bos_ids == tokenizer.bos_ids
@@ -218,7 +222,7 @@ def test_sentencepiece_is_restored(names: tuple[str, ...], tmp_path: Path) -> No
 def test_an_imported_tokenizer_is_restored() -> None:
     metadata = SPM | {"tokenizer.chat_template": "{{ messages }}"}
     first = read_tokenizer(metadata, "m.gguf")
-    again = read_tokenizer(describe(first, V).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(first, V).metadata, "m.gguf")
     assert again.special == first.special
     assert [again.encode(text).tolist() for text in TEXTS] == [first.encode(text).tolist() for text in TEXTS]
 
@@ -228,7 +232,7 @@ def test_templates_with_names_are_restored() -> None:
     metadata = SPM | {"tokenizer.chat_template": "{{ messages }}"} | named
     tokenizer = read_tokenizer(metadata, "m.gguf")
     assert tokenizer.special.templates == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    written = describe(tokenizer, V).metadata
+    written = describe_tokenizer(tokenizer, V).metadata
     assert {name: written[name] for name in named} == named
 
 
@@ -265,7 +269,7 @@ def test_a_template_renders_the_same_text_with_the_variables_of_llama_cpp(case: 
     template, names = TEMPLATES[case]
     template = template.replace("{{ x }}", "{% for m in messages %}{{ m.content }}{% endfor %}")
     tokenizer = chat_tokenizer(template, **names)
-    metadata = describe(tokenizer, V).metadata
+    metadata = describe_tokenizer(tokenizer, V).metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     variables = {f"{name}_token": tokens[metadata[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos")}
     messages = [{"role": "user", "content": "ab"}]
@@ -275,14 +279,14 @@ def test_a_template_renders_the_same_text_with_the_variables_of_llama_cpp(case: 
 
 def test_a_known_template_is_unchanged() -> None:
     template = "{{ bos_token }}{{ eos_token }}"
-    metadata = describe(chat_tokenizer(template, bos_token="<s>", eos_token="</s>"), V).metadata
+    metadata = describe_tokenizer(chat_tokenizer(template, bos_token="<s>", eos_token="</s>"), V).metadata
     assert metadata["tokenizer.chat_template"] == template
 
 
 @pytest.mark.parametrize("rule", ["yes", "no"])
 def test_the_rule_of_the_beginning_of_text_token_is_written(rule: str) -> None:
     tokenizer = with_bos(chat_tokenizer(""), rule)
-    metadata = describe(tokenizer, V).metadata
+    metadata = describe_tokenizer(tokenizer, V).metadata
     assert metadata["tokenizer.ggml.add_bos_token"] == (rule == "yes")
     again = read_tokenizer(metadata, "m.gguf")
     assert again.bos_ids == tokenizer.bos_ids
@@ -293,7 +297,7 @@ def test_the_rule_of_the_beginning_of_text_token_is_written(rule: str) -> None:
 def test_tokenizers_without_an_equivalent_are_named(tmp_path: Path) -> None:
     for kind in ("word", "ids"):
         with pytest.raises(UserError, match=r"train with data\.tokenizer bpe, char or byte"):
-            describe(make_tokenizer(kind, "a b", 0, 9), 9)
+            describe_tokenizer(make_tokenizer(kind, "a b", 0, 9), 9)
 
     def split_at_a(value: dict[str, Any]) -> None:
         value["pre_tokenizer"]["use_regex"] = False
@@ -301,7 +305,7 @@ def test_tokenizers_without_an_equivalent_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"llama\.cpp has no pre-tokenizer that splits words as in this tokenizer\.json"
     ):
-        describe(changed_bpe(tmp_path, split_at_a), 300)
+        describe_tokenizer(changed_bpe(tmp_path, split_at_a), 300)
 
 
 def sentencepiece(folder: Path, **changes: Any) -> Tokenizer:
@@ -318,7 +322,7 @@ def metaspace(scheme: str) -> dict[str, Any]:
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme))
-    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, V).metadata, "m.gguf")
     note = spaces_note(tokenizer)
     for text, named in ((" a", "begin with a space"), ("a <x>b", "after a special token")):
         differ = again.encode_special(text).tolist() != tokenizer.encode_special(text).tolist()
@@ -329,7 +333,7 @@ def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_pa
 
 def test_metaspace_without_a_space_before_a_text_is_restored(tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, **metaspace("never"))
-    metadata = describe(tokenizer, V).metadata
+    metadata = describe_tokenizer(tokenizer, V).metadata
     again = read_tokenizer(metadata, "m.gguf")
     assert not metadata["tokenizer.ggml.add_space_prefix"]
     for text in (" a", "a <x> b<x>b  <x>", *TEXTS):
@@ -345,7 +349,7 @@ def test_added_tokens_without_an_equivalent_are_named(flag: str, tmp_path: Path)
     value["added_tokens"][-1] |= {flag: True, "special": False}
     message = rf"llama\.cpp has no added token that matches as '<x>' \({flag}\) in tokenizer\.json"
     with pytest.raises(UserError, match=message):
-        describe(sentencepiece(tmp_path, added_tokens=value["added_tokens"]), V)
+        describe_tokenizer(sentencepiece(tmp_path, added_tokens=value["added_tokens"]), V)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -354,7 +358,7 @@ def test_special_tokens_without_an_equivalent_are_noted(flag: str, tmp_path: Pat
     value = llama_tokenizer(("<x>",))
     value["added_tokens"][-1] |= {flag: True, "special": True}
     tokenizer = sentencepiece(tmp_path, added_tokens=value["added_tokens"])
-    assert f"'<x>' ({flag})" in describe(tokenizer, V).note
+    assert f"'<x>' ({flag})" in describe_tokenizer(tokenizer, V).note
 
 
 def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +378,7 @@ def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monk
 
     for module, name in ((gguf_describe, "read_tokenizer"), (gguf_compare, "spaces_note")):
         monkeypatch.setattr(module, name, count(getattr(module, name)))
-    describe(tokenizer, V)
+    describe_tokenizer(tokenizer, V)
     assert sorted(calls) == ["read_tokenizer", "spaces_note"]
 
 
@@ -383,13 +387,13 @@ def test_options_of_tokens_are_compared_where_spaces_differ(scheme: str, tmp_pat
     value = llama_tokenizer(("<x>",))
     value["added_tokens"][-1] |= {"rstrip": True, "special": True}
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"])
-    found = describe(tokenizer, V).note
+    found = describe_tokenizer(tokenizer, V).note
     assert spaces_note(tokenizer) in found
     assert "'<x>' (rstrip)" in found
 
     value["added_tokens"][-1]["special"] = False
     with pytest.raises(UserError, match=r"matches as '<x>' \(rstrip\)"):
-        describe(sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"]), V)
+        describe_tokenizer(sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"]), V)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -408,7 +412,7 @@ def test_an_added_token_may_match_before_or_after_a_normalizer_that_is_absent(tm
         value["added_tokens"].append({"id": 299, "content": "<x>", **flags, "normalized": True, "special": True})
 
     tokenizer = changed_bpe(tmp_path, add)
-    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, V).metadata, "m.gguf")
     for text in (" a <x> b<x>", *TEXTS):
         assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
 
@@ -419,7 +423,7 @@ def test_the_unknown_token_is_found_in_a_text_if_it_is_an_added_token(is_added: 
     if is_added:
         added.insert(0, added[0] | {"id": 0, "content": "<unk>"})
     tokenizer = sentencepiece(tmp_path, added_tokens=added)
-    again = read_tokenizer(describe(tokenizer, V).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, V).metadata, "m.gguf")
     for text in ("<unk>", "a <unk>b", "\u6f22"):
         assert again.encode_special(text).tolist() == tokenizer.encode_special(text).tolist()
     assert again.special.names["unk_token"] == "<unk>"
@@ -430,7 +434,7 @@ def test_two_tokens_before_a_text_are_named(tmp_path: Path) -> None:
     value["single"].insert(1, {"SpecialToken": {"id": "<x>", "type_id": 0}})
     value["special_tokens"]["<x>"] = {"id": "<x>", "ids": [265], "tokens": ["<x>"]}
     with pytest.raises(UserError, match=r"llama\.cpp begins a text with at most one token, but .* <s><x>"):
-        describe(sentencepiece(tmp_path, post_processor=value), V)
+        describe_tokenizer(sentencepiece(tmp_path, post_processor=value), V)
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -21,6 +21,7 @@ from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import TRAINING, canonical
 from jaxgpt.convert.gguf import open_gguf
 from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
+from jaxgpt.convert.llamacpp_layout import layout
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.errors import UserError
@@ -89,7 +90,7 @@ def test_weight_tables_are_invertible(name: str) -> None:
     shapes = leaf_shapes(config)
     leaves = {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
     back = {}
-    for row in expand(llamacpp.form(architecture, config).table, config):
+    for row in expand(layout(architecture, config).table, config):
         back |= to_leaves(row, to_tensor(row, leaves), shapes)
     assert back.keys() == leaves.keys()
     for path, leaf in leaves.items():
@@ -170,7 +171,7 @@ def test_every_number_of_rotated_channels_is_exact(width: int) -> None:
     metadata = {"general.architecture": "gptneox"} | {f"gptneox.{name}": value for name, value in values.items()}
     for rotated in range(2, width + 1, 2):
         given = metadata | {"gptneox.rope.dimension_count": rotated}
-        _, model = llamacpp.open_model(given, {"token_embd.weight": (9, width)}, None, "m.gguf")
+        _, model = llamacpp.config_from_metadata(given, {"token_embd.weight": (9, width)}, None, "m.gguf")
         assert model.rotary_width == rotated
 
 
@@ -206,10 +207,10 @@ def test_gemma_3_27b_divides_scores_by_the_width_per_head() -> None:
     """llama.cpp recognizes the model by its 62 layers; its head width of 128 is not the width per head, 5376 / 32."""
     gemma = ARCHITECTURES["gemma3"]
     large = replace(GEMMA, n_layer=62, n_embd=5376, n_head=32, n_kv_head=16, head_dim=128)
-    rows = llamacpp.form(gemma, large).table
+    rows = layout(gemma, large).table
     factors = {row.name: row.factor for row in rows if row.factor != 1.0}
     assert factors == {"blk.{}.attn_q_norm.weight": pytest.approx(math.sqrt(128 / 168))}
-    assert all(row.factor == 1.0 for row in llamacpp.form(gemma, GEMMA).table)
+    assert all(row.factor == 1.0 for row in layout(gemma, GEMMA).table)
 
 
 def test_a_larger_embedding_than_the_vocabulary_of_the_metadata(tmp_path: Path) -> None:

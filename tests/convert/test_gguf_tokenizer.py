@@ -11,9 +11,10 @@ from gguf_files import ADDED, BPE, BPE_TOKENS, SPM, SPM_TOKENS, TEXTS, TOKENIZER
 from llamacpp_values import RECORDED, source
 
 import jaxgpt
+from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.gguf_special import read_special_tokens
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.errors import UserError

@@ -14,7 +14,8 @@ from folders import hf_folder
 from huggingface_hub import constants, errors
 
 from jaxgpt import hub
-from jaxgpt.convert.models import PATTERNS, fetch_model, import_model
+from jaxgpt.convert.hub_models import PATTERNS, fetch_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.data.new_tokenizer import GPT2_REVISION
 from jaxgpt.errors import UserError
 from jaxgpt.hub import reachable
@@ -107,7 +108,7 @@ def test_errors_are_one_line(monkeypatch, error, message):
 
 OFFLINE = """
 import sys, time
-from jaxgpt.convert.models import fetch_model
+from jaxgpt.convert.hub_models import fetch_model
 from jaxgpt.data.new_tokenizer import make_tokenizer
 began = time.perf_counter()
 for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):

@@ -18,7 +18,7 @@ import jaxgpt
 from jaxgpt.convert import gemma, gpt2, llama, neox
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import canonical
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
@@ -133,11 +133,11 @@ def nanogpt_config(folder, **more):
 def test_settings_of_nanogpt(tmp_path):
     folder, config = nanogpt_folder(tmp_path / "nano", bias=True)
     nanogpt_config(folder)
-    assert open_model(folder)[1] == config
+    assert open_model(folder).config == config
     nanogpt_config(folder, use_rmsnorm=False, flash=True)
     with pytest.raises(UserError, match=r"unknown options flash \(True\), use_rmsnorm \(False\): .*--accept-option"):
         open_model(folder)
-    assert open_model(folder, ["flash", "use_rmsnorm"])[1] == config
+    assert open_model(folder, ["flash", "use_rmsnorm"]).config == config
     nanogpt_config(folder, n_layer="2")
     refused(folder, tmp_path, "n_layer must be an integer: '2'")
 
@@ -416,11 +416,11 @@ def test_options_of_a_multimodal_model_do_not_reach_its_text_model(tmp_path):
         "head_dim": 2,
         "max_position_embeddings": 3,
     }
-    plain = open_model(wrapped_llama(tmp_path / "a", {}, missing))[1]
+    plain = open_model(wrapped_llama(tmp_path / "a", {}, missing)).config
     assert (plain.norm_eps, plain.rope_theta, plain.activation, plain.head_width) == (1e-6, 1e4, "silu", 4)
-    assert open_model(wrapped_llama(tmp_path / "b", outer, missing))[1] == plain
+    assert open_model(wrapped_llama(tmp_path / "b", outer, missing)).config == plain
     # The config.json of LLaVA 1.5 has these options.
-    assert open_model(wrapped_llama(tmp_path / "c", {"ignore_index": -100, "vocab_size": 300}, missing))[1] == plain
+    assert open_model(wrapped_llama(tmp_path / "c", {"ignore_index": -100, "vocab_size": 300}, missing)).config == plain
 
 
 def test_unknown_options_of_a_multimodal_model_are_named(tmp_path):
@@ -566,7 +566,7 @@ def test_weight_tables_are_invertible(name):
     leaves = {}
     for row in expand(form.table, config):
         mine = to_leaves(row, tensors[row.name], shapes)
-        rounding = 1e-6 if row.offset or row.factor != 1.0 else 0.0
+        rounding = 1e-6 if row.layout.offset or row.layout.factor != 1.0 else 0.0
         np.testing.assert_allclose(to_tensor(row, mine), tensors[row.name], atol=rounding, rtol=0)
         leaves |= mine
     assert leaves.keys() == shapes.keys()
@@ -579,7 +579,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[2])
 from folders import hf_folder
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
 
 def kilobytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))

@@ -17,7 +17,7 @@ from helpers import Result, jaxgpt
 from huggingface_hub import constants
 
 from jaxgpt.cli.export import parse_size
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.errors import UserError
 
 TOKENS = {"hf_owner": 200, "hf_reader": 403}  # the status of a write with each token; others: 401
@@ -233,7 +233,7 @@ def test_the_card_names_the_programs_that_load_the_model_and_its_limits(tmp_path
 
 
 def test_a_license_that_is_no_name_is_rejected_in_python(run: Path) -> None:
-    from jaxgpt.convert.models import export_model
+    from jaxgpt.convert.export_model import export_model
 
     with pytest.raises(UserError, match="is not a name of the hub"):
         export_model(run, Path("out"), license="mine\nevil: 1")

@@ -12,9 +12,9 @@ from gguf_files import BPE, SPM
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from jaxgpt.config import Config
-from jaxgpt.convert.gguf_describe import describe
+from jaxgpt.convert.exported_tokens import exported_special_tokens
+from jaxgpt.convert.gguf_describe import describe_tokenizer
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import exported_special_tokens
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
@@ -126,6 +126,6 @@ def test_ids_are_equal_after_save_load_export_and_import(kind: str, tmp_path: Pa
 def test_ids_are_equal_after_export_to_a_gguf_file(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     tokenizer = tokenizer_of(kind, tmp_path / "source")
-    again = read_tokenizer(describe(tokenizer, tokenizer.vocab_size + 5).metadata, "m.gguf")
+    again = read_tokenizer(describe_tokenizer(tokenizer, tokenizer.vocab_size + 5).metadata, "m.gguf")
     assert results(again) == results(tokenizer)
     assert isinstance(again, SubwordTokenizer) == isinstance(tokenizer, SubwordTokenizer)

@@ -10,7 +10,8 @@ from folders import LLAMA, hf_folder, llama_tokenizer
 import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
-from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.export_model import export_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.special_files import read_special_files

@@ -13,10 +13,12 @@ from test_chat import TEMPLATE, VARIABLE, talker
 
 import jaxgpt
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.convert import gguf_describe, models
+from jaxgpt.convert import export_model as export_module
+from jaxgpt.convert import gguf_describe
+from jaxgpt.convert.export_model import export_model
+from jaxgpt.convert.exported_tokens import exported_special_tokens
 from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.models import export_model
-from jaxgpt.convert.templates import with_defaults
+from jaxgpt.convert.templates import with_default_variables
 from jaxgpt.data.chat_encoding import chat_format
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.special import SpecialTokens
@@ -32,7 +34,8 @@ THINK = TEMPLATE.replace(
 @pytest.fixture(autouse=True)
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the comparison of logits, which compiles two models."""
-    monkeypatch.setattr(models, "probe_logits", lambda config, params: np.zeros(3))
+    monkeypatch.setattr(export_module, "probe_logits", lambda config, params: np.zeros(3))
+    monkeypatch.setattr(export_module, "reread_logits", lambda path: np.zeros(3))
 
 
 def tuned(template: Any, variables: str, **names: str) -> LM:
@@ -94,12 +97,12 @@ def test_templates_with_names_have_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [TEMPLATE, "{% if %}", TEMPLATE + "{{ eos_token }}"])
 def test_a_template_that_does_not_read_a_variable_is_unchanged(template: str) -> None:
     special = SpecialTokens({}, {"chat_template": template})
-    assert with_defaults(special, {"enable_thinking": False, "not a name": 1}).chat_template == template
+    assert with_default_variables(special, {"enable_thinking": False, "not a name": 1}).chat_template == template
 
 
 def test_a_model_without_a_template_has_no_default() -> None:
     special = SpecialTokens({}, {"bos_token": "<s>"})
-    assert with_defaults(special, {"enable_thinking": False}) == special
+    assert with_default_variables(special, {"enable_thinking": False}) == special
 
 
 @pytest.mark.parametrize(("template", "variables"), CASES)
@@ -111,8 +114,8 @@ def test_llama_cpp_renders_the_prompt_of_the_run_by_default(template: str, varia
     data = DataConfig(dataset="none", chat_template_kwargs=variables)
     form = chat_format(tokenizer, data)
     assert form is not None
-    tokenizer.special = models.exported_special_tokens(tokenizer, Config(data=data), gguf_describe.ALWAYS)
-    metadata = gguf_describe.describe(tokenizer, V).metadata
+    tokenizer.special = exported_special_tokens(tokenizer, Config(data=data), gguf_describe.ALWAYS)
+    metadata = gguf_describe.describe_tokenizer(tokenizer, V).metadata
     names = {f"{name}_token": metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     given = {name: metadata["tokenizer.ggml.tokens"][i] for name, i in names.items()}
     written = ChatTemplate(metadata["tokenizer.chat_template"], given | {"enable_thinking": True})

@@ -124,9 +124,9 @@ def model(rng: Random) -> None:
     value = scaled if name == "llama" and rng.random() < 0.5 else json.loads(written)
     try:
         (folder / "config.json").write_bytes(changed_json(rng, value, [*value, *scaled, "rope_scaling", "n_ctx"]))
-        _, described, form, weights = open_model(folder)
-        check_weights(weights, described, form)
-        assert count_parameters(described) == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+        stored = open_model(folder)
+        check_weights(stored)
+        assert count_parameters(stored.config) == sum(int(np.prod(t.shape)) for t in stored.weights.tensors.values())
     finally:
         (folder / "config.json").write_text(written)
 

@@ -70,7 +70,7 @@ def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> 
 LITTLE_MEMORY = """
 import resource, sys
 from jaxgpt.cli import main
-import jaxgpt.lm, jaxgpt.convert.models, jaxgpt.cli.sample
+import jaxgpt.lm, jaxgpt.convert.import_model, jaxgpt.cli.sample
 cases = sys.stdin.read().splitlines()
 main(cases[0].split("\\t"))  # what a first command makes once is not counted
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

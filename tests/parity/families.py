@@ -20,7 +20,8 @@ import transformers
 from safetensors.numpy import load_file
 
 import jaxgpt
-from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.export_model import export_model
+from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import expand, to_tensor
 from jaxgpt.model import GPT
@@ -222,9 +223,10 @@ def compare(theirs: Any, config: Any, params: Any, form: Any, ids_BT: np.ndarray
     worst = 0.0
     expected = gradients_by_file_name(theirs)
     for row in expand(form.table, config):
-        plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
+        # The offset does not change the gradient.
+        layout = row.layout._replace(offset=0.0, factor=1 / row.layout.factor)
         parts = {leaf: mine[leaf] if row.expert < 0 else mine[leaf][row.expert] for leaf in row.leaves}
-        slope = to_tensor(plain, parts)
+        slope = to_tensor(row._replace(layout=layout), parts)
         other = expected[row.name]
         # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
         worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))

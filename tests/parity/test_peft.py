@@ -10,10 +10,12 @@ from helpers import compiled
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
+from jaxgpt.convert.lora_targets import resolve_targets
 from jaxgpt.convert.open_model import open_model
-from jaxgpt.convert.peft import KEEPS_BASE, export_adapter, import_adapter, read_adapter, read_config
-from jaxgpt.convert.target_modules import resolve_targets
+from jaxgpt.convert.peft import export_adapter, import_adapter
+from jaxgpt.convert.peft_config import KEEPS_BASE, read_config
+from jaxgpt.convert.peft_files import read_adapter
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
@@ -137,7 +139,7 @@ def test_all_linear_names_the_modules_that_peft_names(tmp_path):
     for case in ("gpt2", "gpt_neox", "gemma3_text"):
         model = CASES[case].build()
         model.save_pretrained(tmp_path / case)
-        ours = open_model(tmp_path / case)[1]
+        ours = open_model(tmp_path / case).config
         config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         tensors = peft.get_peft_model_state_dict(peft.get_peft_model(model, config))
         lora = LoraConfig(rank=RANK, targets=resolve_targets(ours, LoraConfig(rank=RANK, targets="all-linear")))

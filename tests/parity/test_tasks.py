@@ -18,7 +18,7 @@ for package in ("torch", "transformers", "accelerate", "lm_eval"):
     pytest.importorskip(package, reason=REASON)
 
 import jaxgpt  # noqa: E402
-from jaxgpt.convert.models import export_model  # noqa: E402
+from jaxgpt.convert.export_model import export_model  # noqa: E402
 from jaxgpt.data.bpe import train_bpe  # noqa: E402
 from jaxgpt.data.special import SpecialTokens  # noqa: E402
 from jaxgpt.lm import LM, save  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 
 import jaxgpt
 from jaxgpt import study
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.import_model import import_model
 
 NEEDS = (
     "JAXGPT_GPT2 must name a folder with GPT-2's config.json, model.safetensors and tokenizer.json, and notes.json: "

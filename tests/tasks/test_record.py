@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import jaxgpt, lm_of
 
-from jaxgpt.convert.models import export_model
+from jaxgpt.convert.export_model import export_model
 from jaxgpt.errors import UserError
 from jaxgpt.lm import save
 from jaxgpt.tasks.record import FILE, TaskResult, add_results, read_results, results_of, table

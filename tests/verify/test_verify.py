@@ -18,7 +18,7 @@ from helpers import MODELS, jaxgpt, make, small
 
 from jaxgpt import kernels
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.convert import models
+from jaxgpt.convert import export_model
 from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.decoding import sampler
 from jaxgpt.errors import UserError
@@ -236,8 +236,8 @@ BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] =
         checkpoint_rounds, sys.modules["jaxgpt.lm.model"], "save_params",
         {"checkpoint read = written", "export read = written"}, FILES,
     ),
-    (export_rounds, models, "save_weights", {"export read = written"}, FILES),
-    (export_swaps_queries_and_values, models, "save_weights", {"export read = written"}, FILES),
+    (export_rounds, export_model, "save_weights", {"export read = written"}, FILES),
+    (export_swaps_queries_and_values, export_model, "save_weights", {"export read = written"}, FILES),
     (least_preferred_experts, moe, "route", {"experts = NumPy", "router losses = formulas"}, EXPERTS),
     (balance_loss_not_minimized, loss, "penalty_of", {"router losses = formulas"}, EXPERTS),
     (padding_counted, ops_experts, "row_mean", {"router losses ignore padding"}, EXPERTS),

@@ -1,0 +1,52 @@
+"""Special tokens and chat templates of an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from jaxgpt.config import Config
+from jaxgpt.convert.templates import with_default_variables
+from jaxgpt.data.chat_encoding import stop_ids
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import Tokenizer
+
+
+def exported_special_tokens(tokenizer: Tokenizer, config: Config, always: Collection[str] = ()) -> SpecialTokens:
+    """Return the special tokens of an exported model.
+
+    The variables of the run become defaults of its chat templates; `always` as in `with_default_variables`.
+    """
+    generation = _generation_entries(tokenizer, config)
+    entries = _tokenizer_entries(tokenizer, config) | dict(tokenizer.special.tokenizer)
+    special = SpecialTokens(generation, entries, tokenizer.special.missing)
+    return with_default_variables(special, config.data.template_variables, always)
+
+
+def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+    """Return the content of generation_config.json; the tokenizer supplies missing ids.
+
+    The end of the assistant's turn in the chat template comes first among the ids that end a text.
+    """
+    eos = tokenizer.eos_id
+    bos = next(iter(tokenizer.bos_ids), eos)
+    entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
+    entries |= dict(tokenizer.special.generation) or {"_from_model_config": True}
+    ends = list(stop_ids(tokenizer, config.data))
+    if ends and ends[0] != eos:
+        entries["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    return entries
+
+
+def _tokenizer_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+    """Return defaults of tokenizer_config.json, with the tokens that begin and end a text."""
+    entries: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.model.block_size,
+        "clean_up_tokenization_spaces": False,
+    }
+    bos = next(iter(tokenizer.bos_ids), None)
+    for name, i in (("eos_token", tokenizer.eos_id), ("bos_token", bos)):
+        if i is not None:
+            entries[name] = tokenizer.decode([i])
+    return entries
