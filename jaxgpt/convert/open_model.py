@@ -75,6 +75,8 @@ def _open_transformers(source: Path, values: Mapping[str, Any], accept: Collecti
     """Open a transformers directory, or the text model of a multimodal directory; `values`: content of config.json."""
     where = str(source / "config.json")
     kind = values["model_type"]
+    if not isinstance(kind, str):
+        raise _unknown_family(kind, values, where)
     is_wrapped = kind in WRAPPERS
     if is_wrapped:
         own = text_config(values, where)

@@ -171,6 +171,7 @@ def refused(folder, tmp_path, message):
 
 
 BAD_OPTIONS = {
+    "list of architectures": ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported: use one of gpt2"),
     "architecture": (
         {"model_type": "opt"},
         r"'opt' is not supported: use one of gpt2, llama, mistral, qwen2, qwen3, gpt_neox, gemma3_text, olmo2, "
