@@ -21,7 +21,7 @@ from jaxgpt.model.params import count_parameters
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # name of a repository on the hub
 
 
-class Export(NamedTuple):
+class CardSubject(NamedTuple):
     """An exported model or adapter and its run, which a model card describes.
 
     Attributes:
@@ -47,58 +47,58 @@ class Export(NamedTuple):
     engines: Sequence[Engine] = ()
 
 
-def model_card(export: Export) -> str:
+def model_card(subject: CardSubject) -> str:
     """Return the model card of an exported model or adapter, followed by the card that the run was imported with.
 
     Raises:
         UserError: if the license is not an identifier of the hub.
     """
-    check_license(export.license)
-    run = export.run
-    info = export.info
-    config = export.config
+    check_license(subject.license)
+    run = subject.run
+    info = subject.info
+    config = subject.config
     metrics = run_metrics(run)
     original = split_card(original_card(run, config))
     sections = [
-        _front_matter(export, original),
-        f"# {export.name}\n",
-        _model(export),
-        _training(export, metrics),
+        _front_matter(subject, original),
+        f"# {subject.name}\n",
+        _model(subject),
+        _training(subject, metrics),
         results_section(run, metrics, info, config),
         tasks_section(run, info),
-        loading_section(export.name, export.engines, export.is_adapter),
-        f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{export.command}\n```\n",
+        loading_section(subject.name, subject.engines, subject.is_adapter),
+        f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{subject.command}\n```\n",
         _settings(config),
         _limits(config),
-        license_section(export.license, original),
+        license_section(subject.license, original),
     ]
     if original.metadata or original.text:
         sections.append(f"## Card of the original model\n\n{original.text}")
     return "\n".join(filter(None, sections))
 
 
-def _front_matter(export: Export, original: Card) -> str:
+def _front_matter(subject: CardSubject, original: Card) -> str:
     """Return the metadata that the hub reads."""
     lines = [
         "---",
-        f"library_name: {'peft' if export.is_adapter else 'transformers'}",
+        f"library_name: {'peft' if subject.is_adapter else 'transformers'}",
         "pipeline_tag: text-generation",
         "tags:",
         "- jaxgpt",
     ]
-    if REPOSITORY.fullmatch(export.base):
-        lines.append(f"base_model: {export.base}")
-    lines += license_metadata(export.license, original)
+    if REPOSITORY.fullmatch(subject.base):
+        lines.append(f"base_model: {subject.base}")
+    lines += license_metadata(subject.license, original)
     lines.append("---\n")
     return "\n".join(lines)
 
 
-def _model(export: Export) -> str:
+def _model(subject: CardSubject) -> str:
     """Describe the architecture and the number of parameters."""
-    model = export.config.model
+    model = subject.config.model
     what = "A decoder-only language model"
-    if export.is_adapter:
-        what = f"LoRA adapters of rank {export.config.lora.rank} for a decoder-only language model"
+    if subject.is_adapter:
+        what = f"LoRA adapters of rank {subject.config.lora.rank} for a decoder-only language model"
     parameters = count_parameters(model)
     return (
         f"{what} of {parameters:,} parameters: {model.n_layer} layers of width {model.n_embd}, {model.n_head} heads, a "
@@ -106,16 +106,16 @@ def _model(export: Export) -> str:
     )
 
 
-def _training(export: Export, metrics: Metrics) -> str:
+def _training(subject: CardSubject, metrics: Metrics) -> str:
     """Describe the training data, without their paths, and the initial weights."""
     if not metrics:
         return "The weights were imported. The run has no record of their training.\n"
-    config = export.config
+    config = subject.config
     source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
-    parts = [f"Trained on `{source}`: {export.info.tokens:,} tokens in {export.info.step:,} steps."]
+    parts = [f"Trained on `{source}`: {subject.info.tokens:,} tokens in {subject.info.step:,} steps."]
     if config.init_from:
         initial, _ = parse_checkpoint(config.init_from)
-        parts.append(f"Training started from `{export.base or initial.name}`.")
+        parts.append(f"Training started from `{subject.base or initial.name}`.")
     return "## Training data\n\n" + " ".join(parts) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.source import Place, WeightSource, read_source
-from jaxgpt.convert.card import Export, model_card
+from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import Engine, engines
 from jaxgpt.convert.exported_tokens import exported_special_tokens
@@ -81,7 +81,7 @@ def export_model(
 
         # Model card.
         supported = engines(family, model, tokenizer)
-        export = Export(
+        subject = CardSubject(
             run=Path(run),
             info=info,
             config=config,
@@ -90,7 +90,7 @@ def export_model(
             license=license,
             engines=supported,
         )
-        (directory / CARD).write_text(model_card(export))
+        (directory / CARD).write_text(model_card(subject))
 
         save_weights(directory, params, model, family.form, dtype, shard_bytes)
         # The files must have the logits of the rounded weights; the change by rounding is only reported.

@@ -15,7 +15,7 @@ from jaxgpt.checkpoint.source import Place, open_source
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import OF_CHATS
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
-from jaxgpt.convert.card import Export, model_card
+from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.export_model import Exported
 from jaxgpt.convert.import_model import Imported, imported_config
@@ -69,7 +69,7 @@ def export_adapter(
 
         flag = f"--base {base}" if base else "--adapter"
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
-        export = Export(
+        subject = CardSubject(
             run=Path(run),
             info=info,
             config=config,
@@ -79,7 +79,7 @@ def export_adapter(
             is_adapter=True,
             license=license,
         )
-        (directory / CARD).write_text(model_card(export))
+        (directory / CARD).write_text(model_card(subject))
 
         lora, reread = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))

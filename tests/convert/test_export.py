@@ -413,8 +413,8 @@ def test_a_card_keeps_the_card_and_license_of_an_imported_model(tmp_path):
 def test_a_license_is_kept_in_any_form(metadata, kept, tmp_path):
     (tmp_path / "README.md").write_bytes(f"{metadata}".encode())
     found = original_card.split_card(original_card.read_card(tmp_path))
-    export = card.Export(run=tmp_path, info=Info(1), config=Config(), name="hf", command="")
-    assert kept in card._front_matter(export, found)
+    subject = card.CardSubject(run=tmp_path, info=Info(1), config=Config(), name="hf", command="")
+    assert kept in card._front_matter(subject, found)
     assert "It was copied from the original model." in card_license.license_section("", found)
 
 

@@ -20,7 +20,7 @@ from jaxgpt import LM, load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import PostConfig
-from jaxgpt.convert.card import Export, model_card
+from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
@@ -200,7 +200,7 @@ def test_a_student_learns_on_its_own_answers(folder: None) -> None:
     assert jaxgpt("plot", "run", "--out", "loss.png").code == 0
 
     infos, _ = read_checkpoints(Run(Path("run")).checkpoints)
-    card = model_card(Export(Path("run"), infos[40], Run(Path("run")).config(), "run", "jaxgpt export run out"))
+    card = model_card(CardSubject(Path("run"), infos[40], Run(Path("run")).config(), "run", "jaxgpt export run out"))
     assert "On its answers to held-out prompts, the divergence from the teacher is " in card
 
 

@@ -18,7 +18,7 @@ from jaxgpt import load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import ModelConfig, PostConfig
-from jaxgpt.convert.card import Export, model_card
+from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.data import open_data
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.model import GPT
@@ -226,7 +226,7 @@ def test_other_commands_read_the_run() -> None:
 def test_a_model_card_has_the_loss_of_the_objective() -> None:
     run = Run(Path("dpo"))
     infos, _ = read_checkpoints(run.checkpoints)
-    text = model_card(Export(run.path, infos[60], run.config(), "dpo", "jaxgpt export dpo out"))
+    text = model_card(CardSubject(run.path, infos[60], run.config(), "dpo", "jaxgpt export dpo out"))
     assert "Trained with dpo. The dpo loss on held-out pairs is 0." in text
     assert "nats per token" not in text
 

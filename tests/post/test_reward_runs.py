@@ -21,7 +21,7 @@ from test_lm import tiny
 from jaxgpt import load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.convert.card import Export, model_card
+from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
@@ -130,7 +130,7 @@ def test_a_run_learns_the_reward() -> None:
     assert "reward 0." in jaxgpt("info", "run").out or "reward 1." in jaxgpt("info", "run").out
 
     infos, _ = read_checkpoints(Run(Path("run")).checkpoints)
-    card = model_card(Export(Path("run"), infos[80], Run(Path("run")).config(), "run", "jaxgpt export run out"))
+    card = model_card(CardSubject(Path("run"), infos[80], Run(Path("run")).config(), "run", "jaxgpt export run out"))
     assert "The mean reward (my_reward.py:vowels) of the answers to held-out prompts is " in card
 
     assert jaxgpt("plot", "run", "--out", "loss.png").code == 0
