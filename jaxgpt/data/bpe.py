@@ -44,17 +44,18 @@ def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokeniz
 def train_bpe_on_sample(sample: Sample, vocab_size: int, size: int) -> SubwordTokenizer:
     """Train a byte-level BPE like `train_bpe`, on about `size` bytes, or less if they have too many distinct words."""
     _check_size(vocab_size)
-    while size > DISTINCT and _distinct(sample(size)) > DISTINCT:
+    while size > DISTINCT and _distinct_bytes(sample(size)) > DISTINCT:
         size //= 2
     return train_bpe(sample(size), vocab_size)
 
 
 def _check_size(vocab_size: int) -> None:
+    """Raise `UserError` if the vocabulary is too small for all bytes and the end-of-text token."""
     if vocab_size < 257:
         raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")
 
 
-def _distinct(texts: Iterable[Sequence[str]]) -> int:
+def _distinct_bytes(texts: Iterable[Sequence[str]]) -> int:
     """Count the bytes of distinct words; stop above `DISTINCT`."""
     seen = set[str]()
     total = 0

@@ -17,20 +17,18 @@ from jaxgpt.errors import UserError
 END_OF_TEXT = "<|endoftext|>"  # end-of-text token of GPT-2, which other programs write into texts
 EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<EOS>", "</s>")  # usual end-of-text tokens, in order of precedence
 
-Ids = Sequence[int] | np.ndarray
+Ids = Sequence[int] | np.ndarray  # token ids, as arguments
 
 
 class Tokenizer(ABC):
-    """The interface of a tokenizer: subclasses encode and decode; the defaults suit tokenizers without special tokens."""
+    """The interface of a tokenizer; the defaults are for tokenizers without special tokens."""
 
     vocab_size: int  # V, the largest id plus 1
     special: SpecialTokens = SpecialTokens()  # special tokens from tokenizer or model files; empty: no such files
     separator: str = ""  # separator between two texts; non-empty: decoding does not restore white space
     cuts: Cuts = ANYWHERE  # pattern of places to cut a text without changing its ids; None: no known place
     byte_ids: Collection[int] = ()  # ids of tokens <0x00> to <0xFF>, if decoding joins these bytes to characters
-    unknown_id: int | None = (
-        None  # id of text outside the vocabulary, which decoding does not restore; None: no such id
-    )
+    unknown_id: int | None = None  # id of all text outside the vocabulary; None: such text has no id
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -79,7 +77,9 @@ class Tokenizer(ABC):
 
     def settled(self, ids: list[int]) -> list[int]:
         """Return the ids without trailing byte tokens, because the next byte can change their text."""
-        end = next((n for n in range(len(ids), 0, -1) if ids[n - 1] not in self.byte_ids), 0)
+        end = len(ids)
+        while end > 0 and ids[end - 1] in self.byte_ids:
+            end -= 1
         return ids[:end]
 
     def has_text(self, vocab_size: int) -> np.ndarray:

@@ -30,7 +30,8 @@ from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json
 
 NAMES = (*FROM_TEXT, "byte", "gpt2", "ids")  # tokenizers that `data.tokenizer` can name
-OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")  # without a tokenizer.json
+# Files of tokenizers without a tokenizer.json.
+OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 
 
@@ -48,6 +49,7 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
     path = path / "tokenizer.json" if path.is_dir() else path
     files = read_special_files(path.parent, config)
     library = _read_library(path, files.tokenizer_class)
+
     tokenizer = _built_in(library)
     if tokenizer is None or not _has_tokens(library, files.added):
         _add_tokens(library, files, path.parent)
@@ -84,21 +86,17 @@ def _special_tokens(tokenizer: Tokenizer, files: SpecialFiles) -> SpecialTokens:
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
     """Write tokenizer.json and the files of its special tokens, each atomically; delete stale files."""
     write_atomically(directory / "tokenizer.json", tokenizer.to_json())
-    for name, values in (
-        (GENERATION_CONFIG, tokenizer.special.generation),
-        (TOKENIZER_CONFIG, tokenizer.special.tokenizer),
-    ):
+    contents = {GENERATION_CONFIG: tokenizer.special.generation, TOKENIZER_CONFIG: tokenizer.special.tokenizer}
+    for name, values in contents.items():
         if values:
             write_json(directory / name, values)
         else:
             (directory / name).unlink(missing_ok=True)
+
     # These files would override the tokens and templates in tokenizer_config.json.
-    for path in (
-        directory / CHAT_TEMPLATE,
-        directory / SPECIAL_TOKENS_MAP,
-        directory / ADDED_TOKENS,
-        *(directory / CHAT_TEMPLATES).glob("*.jinja"),
-    ):
+    for name in (CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, ADDED_TOKENS):
+        (directory / name).unlink(missing_ok=True)
+    for path in (directory / CHAT_TEMPLATES).glob("*.jinja"):
         path.unlink(missing_ok=True)
 
 
@@ -163,12 +161,15 @@ def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
         if is_new or added.content not in known or added.file == TOKENIZER_CONFIG:
             library.add_tokens([LibraryToken(added.content, **options)])
         known.add(added.content)
-        got = library.token_to_id(added.content)
-        if is_new and got != added.id:
+
+        new_id = library.token_to_id(added.content)
+        if is_new and new_id != added.id:
             raise UserError(
                 f"{directory / added.file}: the token {short_repr(added.content)} has the id {added.id}, but would be added to "
-                f"tokenizer.json with the id {got}: add it to tokenizer.json"
+                f"tokenizer.json with the id {new_id}: add it to tokenizer.json"
             )
+
+    # Special tokens that no file adds.
     for token in sorted(special - known):
         if library.token_to_id(token) is not None:
             library.add_tokens([LibraryToken(token, special=True)])

@@ -29,7 +29,7 @@ class Split(Protocol):
     def take(self, start: int, n: int) -> np.ndarray: ...
     def starts(self, block_size: int) -> int: ...
     def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray: ...
-    def windows(self, starts: np.ndarray, block_size: int) -> Any: ...
+    def windows(self, starts: np.ndarray, block_size: int) -> Any: ...  # an array, or a dict of arrays
 
 
 class Tokens:
@@ -54,7 +54,7 @@ class Tokens:
         self.vocab_size = vocab_size
         self.end_ids = end_ids
         self.first_id = first_id
-        self._ends = list(itertools.accumulate(map(len, self.parts)))
+        self._ends = list(itertools.accumulate(map(len, self.parts)))  # position of the end of each part
 
     def __len__(self) -> int:
         return self._ends[-1] if self.parts else 0
@@ -192,8 +192,8 @@ def has_header(ids: np.memmap) -> bool:
 
 def _check_size(ids: np.memmap) -> None:
     """Raise `UserError` if a memory-mapped file has become shorter: the operating system would kill the process at the read."""
-    mapped: mmap.mmap | None = getattr(ids, "_mmap", None)
-    if mapped is None:
+    mapped: mmap.mmap | None = getattr(ids, "_mmap", None)  # NumPy has no public attribute for the map
+    if mapped is None:  # the result of an operation, in memory
         return
     end = ids.offset - ids.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
     size = mapped.size()  # current size of the file
