@@ -1,8 +1,7 @@
-"""Tokenizers of the `tokenizers` library, and its exceptions."""
+"""Tokenizers of the `tokenizers` library, and the conversion of its exceptions."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -28,6 +27,7 @@ class SubwordTokenizer(Tokenizer):
         library.no_padding()
         if getattr(library.model, "dropout", None):  # only BPE has this option
             library.model.dropout = None
+
         self.library = library
         tokenizer_json = json.loads(library.to_str())
         self.cuts = known_cuts(tokenizer_json)
@@ -39,12 +39,19 @@ class SubwordTokenizer(Tokenizer):
     @property
     def bos_ids(self) -> tuple[int, ...]:
         encoding = call_tokenizers(lambda: self.library.encode("a"), "this text")
-        added = itertools.takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
-        return tuple(i for i, _ in added)
+        ids = []
+        for i, is_special in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            if not is_special:
+                break
+            ids.append(i)
+        return tuple(ids)
 
     def _usual_end(self) -> tuple[int, ...]:
-        names = (self.special.names.get("eos_token", ""), *EOS_NAMES)
-        return tuple(i for i in map(self.library.token_to_id, names) if i is not None)[:1]
+        for name in (self.special.names.get("eos_token", ""), *EOS_NAMES):
+            i = self.library.token_to_id(name)
+            if i is not None:
+                return (i,)
+        return ()
 
     @cached_property
     def special_library(self) -> Any:
