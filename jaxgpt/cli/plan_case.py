@@ -48,8 +48,9 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
             f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
             "use --train.steps N --train.epochs 0"
         )
+    from jaxgpt.plan.attention import attention_of
     from jaxgpt.plan.estimate import resolve_mesh
-    from jaxgpt.plan.topology import attention_of, parse_topology
+    from jaxgpt.plan.topology import parse_topology
     from jaxgpt.post.plan import work_of
 
     chips = parse_topology(topology, slices)
@@ -116,6 +117,6 @@ def _base(target: str) -> tuple[Config, bool]:
     if model:
         raise UserError(
             f"{target} was trained with the model {model}, given in Python: plan it with "
-            f"jaxgpt.plan.plan.compile_step(config, topology, model={model}(config.model))"
+            f"jaxgpt.plan.train_step.compile_step(config, topology, model={model}(config.model))"
         )
     return config, False

@@ -10,6 +10,7 @@ from jaxgpt.cli.output import progress
 from jaxgpt.cli.plan_case import Case
 
 if TYPE_CHECKING:
+    from jaxgpt.plan.choices import Suggestion
     from jaxgpt.plan.cost import StepCost
 
 
@@ -57,7 +58,8 @@ def estimate_parts(case: Case) -> dict[str, StepCost]:
 
 def compile_programs(case: Case, decode: bool) -> dict[str, StepCost]:
     """Compile the training step and, with `decode`, a decoding step."""
-    from jaxgpt.plan.plan import compile_decode, compile_step
+    from jaxgpt.plan.decode import compile_decode
+    from jaxgpt.plan.train_step import compile_step
 
     with progress("compiling the training step"):
         costs: dict[str, StepCost] = {"train": compile_step(case.config, case.topology, work=case.work)}
@@ -69,7 +71,7 @@ def compile_programs(case: Case, decode: bool) -> dict[str, StepCost]:
 
 def why_not_compiled(cases: Sequence[Case], estimate: bool) -> str:
     """Return why plans are not compiled, or "": only estimates are wanted, or a case has no compiler."""
-    from jaxgpt.plan.topology import compiler_missing
+    from jaxgpt.plan.compilers import compiler_missing
 
     if estimate:
         return "--estimate is given; omit it to compile"
@@ -81,11 +83,11 @@ class Advice(NamedTuple):
     """Ways to make a run fit.
 
     Attributes:
-        hints: options that need less memory, and the estimated bytes per device with each.
+        hints: options that need less memory.
         larger: a line about the smallest slice that fits; "" if a hint fits.
     """
 
-    hints: Sequence[tuple[str, float]] = ()
+    hints: Sequence[Suggestion] = ()
     larger: str = ""
 
 
@@ -94,7 +96,7 @@ def find_advice(case: Case) -> Advice:
     from jaxgpt.plan.choices import suggestions
 
     hints = suggestions(case.config, case.topology, case.work)
-    is_enough = any(total <= case.topology.chip.hbm for _, total in hints)
+    is_enough = any(hint.total <= case.topology.chip.hbm for hint in hints)
     return Advice(hints, "" if is_enough else larger_slice(case))
 
 

@@ -105,10 +105,10 @@ def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) 
             changed, _ = resolve_mesh(replace(config, mesh=mesh, train=train), larger)
         except UserError:
             continue
-        flags = f"{mesh_flags(changed.mesh)} --train.remat full"
-        flags, changed = _with_windows(flags, changed, 1)
-        if estimate(changed, larger, work).fits:
-            return FittingSlice(larger, flags)
+        option = _Option(f"{mesh_flags(changed.mesh)} --train.remat full", changed)
+        option = _with_windows(option, 1)
+        if estimate(option.config, larger, work).fits:
+            return FittingSlice(larger, option.flags)
     return None
 
 
@@ -117,56 +117,80 @@ def _fixed_axes(config: Config) -> dict[str, int]:
     return {axis: size for axis, size in sizes_of(config.mesh).items() if axis not in ("data", "fsdp")}
 
 
-def suggestions(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> list[tuple[str, float]]:
-    """Return flags that reduce memory, with the estimated bytes per device, smallest first.
+class Suggestion(NamedTuple):
+    """Flags that reduce memory.
+
+    Attributes:
+        flags: the flags of the command.
+        total: estimated bytes per device with them.
+    """
+
+    flags: str
+    total: float
+
+
+def suggestions(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> list[Suggestion]:
+    """Return flags that reduce memory, by the estimated bytes per device, smallest first.
 
     If no single option fits in device memory, the first item is the fastest combination that fits, if any.
     """
-    options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
+    options = [*_wide_mesh(config, topology), *_remats(config, "dots", "offload", "full")]
     half = _windows(config) // 2
     if half > 0:
-        options.append(_with_windows("", config, half))
+        options.append(_with_windows(_Option("", config), half))
 
     now = estimate(config, topology, work).total
     found = []
-    for flags, changed in options:
-        total = estimate(changed, topology, work).total
+    for option in options:
+        total = estimate(option.config, topology, work).total
         if total < now:
-            found.append((flags, total))
-    found.sort(key=lambda each: each[1])
-    if any(total <= topology.chip.hbm for _, total in found):
+            found.append(Suggestion(option.flags, total))
+    found.sort(key=lambda suggestion: suggestion.total)
+    if any(suggestion.total <= topology.chip.hbm for suggestion in found):
         return found
-    return _combination(config, topology, work) + found
+    combination = _combination(config, topology, work)
+    return [combination, *found] if combination else found
 
 
-def _combination(config: Config, topology: Topology, work: Work) -> list[tuple[str, float]]:
-    """Return flags and bytes of the fastest mesh, remat and microbatches that fit in memory, or []."""
+class _Option(NamedTuple):
+    """Flags of the command, and the config with them."""
+
+    flags: str
+    config: Config
+
+
+def _combination(config: Config, topology: Topology, work: Work) -> Suggestion | None:
+    """Return the fastest mesh, remat and microbatches that fit in memory; None: none of them fits."""
     fitting = []
-    for on, run in [("", config), *_meshes(config, topology)]:
-        for saved, changed in [("", run), *_remats(run, "dots", "full")]:
-            flags = f"{on} {saved}".strip()
-            cost = estimate(changed, topology, work)
+    for option in _combinations(config, topology):
+        cost = estimate(option.config, topology, work)
 
-            # Activations are proportional to the windows of a microbatch: use as many windows as fit.
-            windows = _windows(changed)
-            activations = cost.memory["activations"]
-            fewer = math.floor(windows * (cost.available - cost.total + activations) / activations)
-            if 1 <= fewer < windows:
-                flags, changed = _with_windows(flags, changed, fewer)
-                cost = estimate(changed, topology, work)
-            if not cost.fits:
-                continue
-
+        # Activations are proportional to the windows of a microbatch: use as many windows as fit.
+        windows = _windows(option.config)
+        activations = cost.memory["activations"]
+        fewer = math.floor(windows * (cost.available - cost.total + activations) / activations)
+        if 1 <= fewer < windows:
+            option = _with_windows(option, fewer)
+            cost = estimate(option.config, topology, work)
+        if cost.fits:
             seconds = cost.bounds(topology.chip)["seconds_serial"]
-            fitting.append((seconds, flags, cost.total))
+            fitting.append((seconds, Suggestion(option.flags, cost.total)))
     if not fitting:
-        return []
-    _, flags, total = min(fitting)
-    return [(flags, total)]
+        return None
+    _, fastest = min(fitting)
+    return fastest
 
 
-def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
-    """Return flags that shard weights over a complete slice, and the config with this mesh, or []."""
+def _combinations(config: Config, topology: Topology) -> Iterator[_Option]:
+    """Yield the combinations of the present or a wide mesh, and the present or another rematerialization."""
+    for mesh in [_Option("", config), *_wide_mesh(config, topology)]:
+        yield mesh
+        for remat in _remats(mesh.config, "dots", "full"):
+            yield _Option(f"{mesh.flags} {remat.flags}".strip(), remat.config)
+
+
+def _wide_mesh(config: Config, topology: Topology) -> list[_Option]:
+    """Return the mesh that shards weights over a complete slice; [] if it is the present mesh, or invalid."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:
@@ -175,16 +199,16 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
         return []
     if wide == mesh:
         return []
-    return [(mesh_flags(wide), changed)]
+    return [_Option(mesh_flags(wide), changed)]
 
 
-def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
-    """Return the flag and the config of each kind of rematerialization in `kinds` except the current kind."""
+def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[_Option]:
+    """Return an option for each kind of rematerialization in `kinds` except the present kind."""
     options = []
     for kind in kinds:
         if kind != config.train.remat:
             changed = replace(config, train=replace(config.train, remat=kind))
-            options.append((f"--train.remat {kind}", changed))
+            options.append(_Option(f"--train.remat {kind}", changed))
     return options
 
 
@@ -193,8 +217,9 @@ def _windows(config: Config) -> int:
     return one_device(config).train.batch_size
 
 
-def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
+def _with_windows(option: _Option, windows: int) -> _Option:
     """Limit microbatches to `windows` per device: add --train.accumulation to the flags and the config."""
-    count = math.ceil(config.train.batch_size / windows)
-    changed = replace(config, train=replace(config.train, accumulation=count))
-    return f"{flags} --train.accumulation {count}".strip(), changed
+    train = option.config.train
+    count = math.ceil(train.batch_size / windows)
+    changed = replace(option.config, train=replace(train, accumulation=count))
+    return _Option(f"{option.flags} --train.accumulation {count}".strip(), changed)

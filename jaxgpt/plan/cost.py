@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from jaxgpt.parallel.chips import Chip
 from jaxgpt.plan.collectives import Collective
+
+# What a step takes time for: FLOPs, bytes of device memory, of the links within a slice, and of the network between slices.
+Resource = Literal["compute", "memory", "links", "network"]
+
+
+class Bounds(TypedDict):
+    """The roofline of a step: the seconds of all resources at peak rates, overlapped (maximum) or serial (sum), and MFU."""
+
+    seconds_overlapped: float
+    seconds_serial: float
+    mfu_overlapped: float
+    mfu_serial: float
+    seconds_least: NotRequired[float]  # lower bound on the time of a step; absent: unknown
+    mfu_most: NotRequired[float]  # upper bound on its MFU
 
 
 @dataclass(frozen=True)
@@ -31,8 +45,8 @@ class StepCost:
     collectives: tuple[Collective, ...] = ()  # one for each kind, axes and site
     computed_flops: float = 0.0  # FLOPs of all products and kernels, found by tracing; 0: unknown
     recomputed_flops: float = 0.0  # the part of computed_flops that rematerialization adds
-    # Lower bounds for any program of this step: FLOPs, and bytes by resource (memory, links, network).
-    least: dict[str, float] = field(default_factory=dict)
+    # Lower bounds for any program of this step: FLOPs of compute, and bytes of the other resources.
+    least: dict[Resource, float] = field(default_factory=dict)
     compiled_flops: float = 0.0  # FLOPs counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the step was compiled; otherwise, its cost is estimated
     useful_share: float = 1.0  # fraction of model_flops without padding and products that other devices repeat
@@ -53,9 +67,9 @@ class StepCost:
         """Collectives by kind, such as all-reduce."""
         return traffic_by_kind(self.collectives)
 
-    def seconds(self, chip: Chip) -> dict[str, float]:
-        """Compute the seconds of compute, memory, links and network at peak rates."""
-        work = {
+    def seconds(self, chip: Chip) -> dict[Resource, float]:
+        """Compute the seconds of each resource at peak rates."""
+        work: dict[Resource, float] = {
             "compute": self.computed_flops or self.model_flops,
             "memory": self.hbm_bytes,
             "links": sum(each.sent for each in self.traffic.values()),
@@ -64,30 +78,31 @@ class StepCost:
         rates = rates_of(chip)
         return {name: amount / rates[name] for name, amount in work.items()}
 
-    def least_seconds(self, chip: Chip) -> dict[str, float]:
+    def least_seconds(self, chip: Chip) -> dict[Resource, float]:
         """Compute lower bounds on the seconds of each resource, from `least`; a step takes at least their maximum."""
         rates = rates_of(chip)
         return {name: amount / rates[name] for name, amount in self.least.items()}
 
-    def bounds(self, chip: Chip) -> dict[str, float]:
-        """Compute the roofline: maximum (overlapped) and sum (serial) of the seconds at peak rates, and MFU.
-
-        `seconds_least` is a lower bound on the time of a step, and `mfu_most` an upper bound on its MFU.
+    def bounds(self, chip: Chip) -> Bounds:
+        """Compute the roofline of the step.
 
         Source: Williams, Waterman and Patterson 2009; MFU, `useful_share * model_flops / (chip.flops * seconds)`: PaLM,
         appendix B.
         """
-        seconds = self.seconds(chip)
-        times = {
-            "overlapped": max(seconds.values()),
-            "serial": sum(seconds.values()),
+        seconds = self.seconds(chip).values()
+        overlapped = max(seconds)
+        serial = sum(seconds)
+        useful = self.useful_share * self.model_flops / chip.flops  # seconds of the useful FLOPs at the peak rate
+        bounds: Bounds = {
+            "seconds_overlapped": overlapped,
+            "seconds_serial": serial,
+            "mfu_overlapped": useful / overlapped,
+            "mfu_serial": useful / serial,
         }
-        useful = self.useful_share * self.model_flops / chip.flops
-        bounds = {f"seconds_{name}": each for name, each in times.items()}
-        bounds |= {f"mfu_{name}": useful / each for name, each in times.items()}
         least = max(self.least_seconds(chip).values(), default=0.0)
         if least:
-            bounds |= {"seconds_least": least, "mfu_most": useful / least}
+            bounds["seconds_least"] = least
+            bounds["mfu_most"] = useful / least
         return bounds
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
@@ -107,7 +122,7 @@ class StepCost:
         return values | dict.fromkeys(unknown)
 
 
-def rates_of(chip: Chip) -> dict[str, float]:
+def rates_of(chip: Chip) -> dict[Resource, float]:
     """Return the peak rate of each resource of a chip: FLOP/s of `compute`, bytes/s of the others."""
     return {"compute": chip.flops, "memory": chip.hbm_bandwidth, "links": chip.link, "network": chip.network}
 

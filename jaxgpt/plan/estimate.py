@@ -11,8 +11,8 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import Target
 from jaxgpt.parallel.mesh import resolve
+from jaxgpt.plan.attention import key_bytes, key_elements, key_exchange
 from jaxgpt.plan.collectives import Collective
-from jaxgpt.plan.context import key_bytes, key_elements, key_exchange
 from jaxgpt.plan.cost import StepCost, merged
 from jaxgpt.plan.counts import Counts, counts_of, extrapolated_counts
 from jaxgpt.plan.exchanges import StepSizes, implied

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.plan.attention import KeyExchange
 from jaxgpt.plan.collectives import Collective
-from jaxgpt.plan.context import KeyExchange
 from jaxgpt.plan.counts import GradientElements
 
 

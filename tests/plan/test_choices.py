@@ -99,7 +99,7 @@ def test_another_topology_to_compare() -> None:
 
 def test_a_decode_step_to_compare_needs_the_compilers_of_both_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "jaxgpt.plan.topology.compiler_missing", lambda topology: "" if topology.chip.tpu else "no GPUs"
+        "jaxgpt.plan.compilers.compiler_missing", lambda topology: "" if topology.chip.tpu else "no GPUs"
     )
     told = jaxgpt("plan", *FLAGS[:-1], "--decode", "--against", "--topology a100:8")
     assert told.code == 2

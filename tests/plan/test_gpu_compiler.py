@@ -18,11 +18,13 @@ from jaxgpt.kernels import GPU, best
 from jaxgpt.ops import NormFn, Ops
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.collectives import COLLECTIVES, read_program
+from jaxgpt.plan.compilers import compiler_missing, devices_of
 from jaxgpt.plan.cost import StepCost
+from jaxgpt.plan.decode import compile_decode
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import Instruction, array_bytes, read_computations
-from jaxgpt.plan.plan import compile_decode, compile_step
-from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
+from jaxgpt.plan.topology import parse_topology
+from jaxgpt.plan.train_step import compile_step
 from jaxgpt.trainer.build import make_program
 
 ROWS, LAYERS = 4, 2
@@ -86,8 +88,8 @@ def test_a_decode_step_reads_the_weights_as_they_are_and_updates_the_cache_in_pl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts: list[str] = []
-    monkeypatch.setattr("jaxgpt.plan.plan.read_program", lambda text: texts.append(text) or read_program(text))
-    monkeypatch.setattr("jaxgpt.plan.plan.QUICK", {})
+    monkeypatch.setattr("jaxgpt.plan.compiled.read_program", lambda text: texts.append(text) or read_program(text))
+    monkeypatch.setattr("jaxgpt.plan.compiled.QUICK", {})
     run = config(1)
     compile_decode(run, H100)
     computations, entry = read_computations(texts[0])

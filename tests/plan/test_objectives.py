@@ -18,9 +18,9 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.microbatch import trace
 from jaxgpt.plan.one_device import one_device
-from jaxgpt.plan.plan import compile_step
 from jaxgpt.plan.rollout import rollout
 from jaxgpt.plan.topology import parse_topology
+from jaxgpt.plan.train_step import compile_step
 from jaxgpt.plan.work import NEXT_TOKEN
 from jaxgpt.post.plan import work_of
 
@@ -81,7 +81,7 @@ def test_the_compiled_step_of_preferences_has_the_memory_of_the_estimate(
     computed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is compiled for CPUs."""
-    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr("jaxgpt.plan.train_step.devices_of", lambda topology: jax.devices()[:8])
     run, work = work_of(config("dpo", reference_log_p=computed))
     step = compile_step(run, V5E, work=work)
     guess = estimate(run, V5E, work)
@@ -159,7 +159,7 @@ def test_the_compiled_step_of_a_student_has_the_memory_of_the_estimate(
     objective: str, lora: int, teacher: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is compiled for CPUs, with weights sharded along fsdp and tensor."""
-    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr("jaxgpt.plan.train_step.devices_of", lambda topology: jax.devices()[:8])
     sharded = replace(distilled(objective, lora), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     run, work = work_of(sharded)
     step = compile_step(run, V5E, work=work)

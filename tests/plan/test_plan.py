@@ -23,13 +23,15 @@ from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.abstract import abstract_program
 from jaxgpt.plan.choices import suggestions
 from jaxgpt.plan.collectives import Collective, read_program
+from jaxgpt.plan.compiled import _parse_exhausted
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.counts import counts_of
+from jaxgpt.plan.decode import compile_decode
 from jaxgpt.plan.estimate import estimate, resolve_mesh
 from jaxgpt.plan.kernel import product_flops
 from jaxgpt.plan.microbatch import pair_rows, trace
-from jaxgpt.plan.plan import _parse_exhausted, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
+from jaxgpt.plan.train_step import compile_step
 from jaxgpt.presets import preset
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.program import Program
@@ -268,7 +270,7 @@ def test_out_of_memory_messages_are_parsed() -> None:
 
 def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "jaxgpt.plan.topology.compiler_missing", lambda topology: "libtpu is not installed: pip install"
+        "jaxgpt.plan.compilers.compiler_missing", lambda topology: "libtpu is not installed: pip install"
     )
     told = jaxgpt("plan", "python-char", *FLAGS)
     assert told.code == 0, told.err
@@ -287,7 +289,7 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
     def refuse(*args: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.50G of 15.75G hbm.")
 
-    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr("jaxgpt.plan.train_step.devices_of", lambda topology: jax.devices()[:8])
     monkeypatch.setattr(Program, "lower", refuse)
     run, topology = config(MeshConfig(data=8, tensor=1)), parse_topology("v5e:2x4")
     cost = compile_step(replace(run, train=replace(run.train, accumulation=8 * microbatches)), topology)
@@ -381,7 +383,7 @@ def test_a_halo_sends_the_window_not_the_row() -> None:
 @pytest.mark.ci
 def test_a_plan_with_own_sharding_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations that are split along the sequence are gathered. The step is compiled for CPUs."""
-    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:2])
+    monkeypatch.setattr("jaxgpt.plan.train_step.devices_of", lambda topology: jax.devices()[:2])
     run, topology = config(MeshConfig(data=1, tensor=2), n_layer=1), parse_topology("v5e:2x2")
     assert "all-gather" in compile_step(run, topology, rules={"length": ("tensor",)}).traffic
     with pytest.raises(UserError, match="no logical axis 'lenght'"):
@@ -389,7 +391,7 @@ def test_a_plan_with_own_sharding_rules(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.plan.choices._combination", lambda *_: [])
+    monkeypatch.setattr("jaxgpt.plan.choices._combination", lambda *_: None)
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json", "--estimate"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1

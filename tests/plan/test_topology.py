@@ -16,7 +16,9 @@ from jaxgpt.kernels import best, of_device
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.plan.topology import CHIPS, attention_of, compiler_missing, devices_of, larger_slices, parse_topology
+from jaxgpt.plan.attention import attention_of
+from jaxgpt.plan.compilers import compiler_missing, devices_of
+from jaxgpt.plan.topology import CHIPS, larger_slices, parse_topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
@@ -165,7 +167,7 @@ def test_libtpu_errors_become_one_line(monkeypatch: pytest.MonkeyPatch, raised: 
         raise RuntimeError(raised)
 
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    monkeypatch.setattr("jaxgpt.plan.topology.compiler_missing", lambda topology: "")
+    monkeypatch.setattr("jaxgpt.plan.compilers.compiler_missing", lambda topology: "")
     with pytest.raises(UserError, match=says):
         devices_of(parse_topology("v5e:2x4"))
 

@@ -1,4 +1,4 @@
-"""Attention on meshes that divide positions (`mesh.context`): how keys and values reach the queries, and their sizes."""
+"""The attention of a plan: its kernel, and how keys and values reach the queries of other devices along `mesh.context`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
-from jaxgpt.kernels import CONTEXT_KERNELS, Target, choose_attention, halos_of
+from jaxgpt.kernels import CONTEXT_KERNELS, KERNELS, Target, choose_attention, halos_of
 from jaxgpt.plan.one_device import one_device
+from jaxgpt.plan.topology import Topology
+
+
+def attention_of(config: Config, topology: Topology) -> str:
+    """Describe the attention of a run on a chip.
+
+    Raises:
+        UserError: if `train.attention` selects a kernel that cannot run there.
+    """
+    chosen = choose_attention(config, topology.target)
+    kernels = [*KERNELS.values(), *CONTEXT_KERNELS.items()]
+    name = next((name for name, kernel in kernels if kernel is chosen.attend), "")
+    return f"{name}, without stored T x T scores" if name else chosen.note or "xla, with all T x T scores in memory"
 
 
 class KeyExchange(NamedTuple):
