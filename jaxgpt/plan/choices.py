@@ -87,7 +87,7 @@ def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 class FittingSlice(NamedTuple):
-    """A slice that fits a run, and the flags of the command with which it fits."""
+    """A slice that fits a run with some flags of the command."""
 
     topology: Topology
     flags: str

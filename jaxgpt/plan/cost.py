@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 from jaxgpt.parallel.chips import Chip
 from jaxgpt.plan.collectives import Collective
 
-# What a step takes time for: FLOPs, bytes of device memory, of the links within a slice, and of the network between slices.
+# The resources of a step: FLOPs, and bytes of device memory, of the links within a slice, and of the network between slices.
 Resource = Literal["compute", "memory", "links", "network"]
 
 

@@ -130,9 +130,9 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
 
 
 def _growth_of_pairs(config: Config, target: Target, work: Work) -> float:
-    """Return by which factor the rows for pairs of token and expert grow, because a device holds the pairs of all devices.
+    """Return the growth factor of the rows for pairs of token and expert: a device holds the pairs of all devices.
 
-    Tiles also have padding, for fewer experts.
+    The padding of tiles is included, for fewer experts.
     """
     model = config.model
     if not model.n_experts:

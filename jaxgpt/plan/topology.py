@@ -17,7 +17,7 @@ class CloudSlices(NamedTuple):
 
     Attributes:
         chip: a key of `CHIPS`.
-        cores: number of units per chip in the number of a slice name: TensorCores, or 1 for chips.
+        cores: units per chip in the number of a slice name: two TensorCores, or one chip.
         grids: the grids of the slices.
     """
 
