@@ -122,7 +122,8 @@ class Packed:
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """Pack the documents of `tokens` into windows; documents of more than T + 1 ids are split.
 
-    The last id of a document has no target and is not an input.
+    The last id of a document has no target and is not an input. A single end-of-text id, as before the first document in
+    llm.c's format, is no document.
     """
     after_ends = [ends + 1 for ends in tokens.ends()]
     bounds = np.unique(np.concatenate([[0], *after_ends, [len(tokens)]]))
@@ -132,7 +133,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     begins = np.repeat(bounds[:-1], pieces)
     offsets = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # offset of each piece in its document
     lengths = np.minimum(np.repeat(inputs, pieces) - offsets, block_size).astype(np.int32)
-    return Packed.of(tokens, begins + offsets, lengths, block_size, documents=len(bounds) - 1)
+    return Packed.of(tokens, begins + offsets, lengths, block_size, documents=int(np.count_nonzero(inputs)))
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ class Copies(NamedTuple):
 
 def document_copies(data: Data, splits: Sequence[Split]) -> Copies:
     """Count the conversations, the texts between end-of-text ids, or the files of some splits of data."""
-    return _copies(_document_hashes(data, splits))
+    return _copies(_document_hashes(data, _joined(data, splits)))
 
 
 def line_copies(text: Text | None) -> Copies:
@@ -35,6 +35,14 @@ def _copies(hashes: np.ndarray | None) -> Copies:
     if hashes is None:
         return Copies()
     return Copies(len(hashes), len(hashes) - len(np.unique(hashes)))
+
+
+def _joined(data: Data, splits: Sequence[Split]) -> Sequence[Split]:
+    """Return token ids that were divided at `data.train_fraction` as one sequence: the end of a split may be in a document."""
+    has_validation_files = data.recorded.boundary is not None
+    parts = [part for split in splits if isinstance(split, Tokens) for part in split.parts]
+    are_tokens = all(isinstance(split, Tokens) for split in splits)
+    return [Tokens(parts)] if are_tokens and not has_validation_files else splits
 
 
 def _document_hashes(data: Data, splits: Sequence[Split]) -> np.ndarray | None:

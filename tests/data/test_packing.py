@@ -71,6 +71,12 @@ def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sums) == packed.starts(16)
 
 
+def test_an_end_before_the_first_document_is_no_document() -> None:
+    """As in llm.c's format, which `data prepare` writes."""
+    tokens = Tokens([np.array([0, 5, 6, 0, 7, 8, 9])], end_ids=(0,))
+    assert pack_documents(tokens, 4).documents == 2
+
+
 def test_the_data_line_shows_the_fill(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a b c d <EOS> " * 20 + "e f <EOS> " * 20)

@@ -15,6 +15,7 @@ from folders import SMALL, run_folder
 from helpers import TEXT, jaxgpt
 
 from jaxgpt.data import Data, Tokens
+from jaxgpt.data.opened import Recorded
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.report import describe
 from jaxgpt.report.duplicates import document_copies
@@ -142,8 +143,16 @@ def test_documents_end_with_end_tokens() -> None:
 @pytest.mark.parametrize("parts", [([1, 2, 3], [4, 0, 5]), ([4, 0, 5], [1, 2, 3])])
 def test_a_split_without_end_tokens_is_one_document_if_the_other_has_some(parts: tuple[list[int], list[int]]) -> None:
     train, val = (Tokens([np.array(ids)]) for ids in parts)
-    data = Data(train, val, True, WithEnd(TEXT), source="", fingerprint="")
+    recorded = Recorded(boundary=len(train))  # the splits are different files
+    data = Data(train, val, True, WithEnd(TEXT), source="", fingerprint="", recorded=recorded)
     assert document_copies(data, [train, val]) == (3, 0)
+
+
+@pytest.mark.parametrize("boundary", range(1, 9))
+def test_a_document_that_the_split_divides_is_counted_once(boundary: int) -> None:
+    train, val = Tokens([np.array([1, 2, 0, 3, 4, 0, 1, 2, 0])]).split(boundary)
+    data = Data(train, val, True, WithEnd(TEXT), source="", fingerprint="")
+    assert document_copies(data, [train, val]) == (3, 1)
 
 
 def test_a_run(tmp_path: Path) -> None:
