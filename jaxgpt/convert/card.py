@@ -111,7 +111,9 @@ def _training(subject: CardSubject, metrics: Metrics) -> str:
     if not metrics:
         return "The weights were imported. The run has no record of their training.\n"
     config = subject.config
-    source = Path(config.data.path).name or ("a mixture" if config.data.mix else config.data.dataset)
+    source = Path(config.data.path).name
+    if not source:
+        source = "a mixture" if config.data.mix else config.data.dataset
     parts = [f"Trained on `{source}`: {subject.info.tokens:,} tokens in {subject.info.step:,} steps."]
     if config.init_from:
         initial, _ = parse_checkpoint(config.init_from)

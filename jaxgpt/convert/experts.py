@@ -43,16 +43,19 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read the options of Qwen3-MoE."""
     # Skip the width of layers without experts and the options of windows: `only` excludes such layers and windows.
     options.skip("intermediate_size", "sliding_window", "max_window_layers")
     return _read(options, config)
 
 
 def _write_qwen(config: ModelConfig) -> dict[str, Any]:
+    """Write the options of Qwen3-MoE; the width of layers without experts has no effect."""
     return _write(config) | {"intermediate_size": config.mlp_width}
 
 
 def _read_mixtral(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read the options of Mixtral."""
     options.skip(*OF_TRAINING)
     if config.n_experts < 1:
         raise options.refuse("num_local_experts", config.n_experts, "it must be at least 1")

@@ -22,14 +22,14 @@ class GgufWeights(Weights):
 
     Attributes:
         metadata: metadata of the file or of the first part, keyed by name.
-        stored: dict of `gguf.ReaderTensor`, keyed by name.
+        quantized: dict of `gguf.ReaderTensor`, keyed by name.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the headers. Raises `UserError` for a malformed file, a missing part, or a missing gguf package."""
         headers = read_headers(path)
         tensors: dict[str, StoredTensor] = {}
-        stored: dict[str, Any] = {}
+        quantized: dict[str, Any] = {}
         for header in headers:
             for tensor in header.tensors:
                 if tensor.name in tensors:
@@ -37,7 +37,7 @@ class GgufWeights(Weights):
                     raise UserError(f"tensor {tensor.name} is in both {files}: download the parts again")
                 shape = tuple(tensor.shape.tolist()[::-1])
                 tensors[tensor.name] = StoredTensor(header.file, "F32", shape)  # type after dequantizing
-                stored[tensor.name] = tensor
+                quantized[tensor.name] = tensor
 
         metadata = headers[0].metadata
         expected = metadata.get("split.tensors.count")
@@ -48,13 +48,13 @@ class GgufWeights(Weights):
             )
         super().__init__(path, tensors)
         self.metadata = metadata
-        self.stored = stored
+        self.quantized = quantized
 
     def _load(self, name: str) -> np.ndarray:
         """Dequantize one tensor to float32. Raises `UserError` if its type is not supported."""
         from gguf.quants import dequantize
 
-        tensor = self.stored[name]
+        tensor = self.quantized[name]
         try:
             with np.errstate(all="ignore"):  # non-finite numbers, rejected by `read`
                 # Copy the data: dequantizing F32 returns its input, and weights must not share memory with the file.

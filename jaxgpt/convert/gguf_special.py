@@ -14,7 +14,7 @@ from jaxgpt.errors import UserError, short_repr
 
 TEMPLATE = "tokenizer.chat_template"  # with a dot and a name: a template with this name
 TEMPLATES = "tokenizer.chat_templates"  # names of templates
-# Keys of special tokens in the metadata, and their names in transformers.
+# Map from the names of special tokens, as in transformers, to their keys in the metadata.
 SPECIAL = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -103,7 +103,7 @@ def describe_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> dict
 
 
 def _described_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of special tokens, keyed by their names in the metadata."""
+    """Return the ids of a tokenizer's special tokens, keyed as in the metadata."""
     ids: dict[str, Any] = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.end_ids, strict=False))
     ids["bos_token_id"] = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
     ids["padding_token_id"] = tokenizer.special.generation.get("pad_token_id")

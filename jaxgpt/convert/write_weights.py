@@ -19,10 +19,10 @@ from jaxgpt.model.params import Model, flatten_params
 def tensors_of(params: Any, model: Model, form: Format) -> list[Tensor]:
     """List the tensors of a model; add gains of 1, biases of 0 and gates that only `model` has."""
     shapes = leaf_shapes(model)
-    ours = flatten_params(params)
+    leaves = flatten_params(params)
 
     def part(row: TensorRow, path: str) -> np.ndarray:
-        leaf = _leaf(ours, path, shapes)
+        leaf = _leaf(leaves, path, shapes)
         return leaf if row.expert < 0 else leaf[row.expert]
 
     def read(row: TensorRow) -> np.ndarray:
@@ -55,11 +55,11 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
     return unflatten_dict(dict(leaves), sep="/")
 
 
-def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
+def _leaf(leaves: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
     """Return a leaf of the exported model: a weight of the run or, if the run lacks it, a gate, a gain of 1 or a bias of 0."""
-    if path in ours:
-        return np.asarray(ours[path], np.float32)
+    if path in leaves:
+        return np.asarray(leaves[path], np.float32)
     gate = path.replace("/gate_proj/", "/up_proj/")
     if gate != path:
-        return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) * u
+        return np.asarray(leaves[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) * u
     return np.full(shapes[path], float(path.endswith("/scale")), np.float32)

@@ -248,12 +248,12 @@ PARTS = 3
 def split(folder: Path, whole: Path) -> list[Path]:
     """Split a file as llama-gguf-split does: only the first part has the metadata of the model."""
     weights = GgufWeights(whole)
-    names = list(weights.stored)
+    names = list(weights.quantized)
     paths = [folder / f"big-{number + 1:05}-of-{PARTS:05}.gguf" for number in range(PARTS)]
     metadata = {name: value for name, value in weights.metadata.items() if name.startswith(("llama.", "tokenizer."))}
     for number, path in enumerate(paths):
         counts = {"split.no": number, "split.count": PARTS, "split.tensors.count": len(names)}
-        held = {name: weights.stored[name].data for name in names[number::PARTS]}
+        held = {name: weights.quantized[name].data for name in names[number::PARTS]}
         write(path, "llama", counts | (metadata if number == 0 else {}), held)
     return paths
 
@@ -296,7 +296,7 @@ def test_parts_of_different_places_are_named(parts: list[Path]) -> None:
 
 
 def test_a_tensor_in_two_parts_is_named(parts: list[Path]) -> None:
-    tensors = {tensor: np.zeros(3, np.float32) for tensor in GgufWeights(parts[0]).stored}
+    tensors = {tensor: np.zeros(3, np.float32) for tensor in GgufWeights(parts[0]).quantized}
     write(parts[2], "llama", {"split.no": 2, "split.count": PARTS}, dict(list(tensors.items())[:1]))
     with pytest.raises(UserError, match=r"is in both .*big-00001-of-00003\.gguf and big-00003-of-00003\.gguf"):
         open_gguf(parts[0])

@@ -62,9 +62,9 @@ def test_an_export_equals_the_converted_original(name: str, tmp_path: Path) -> N
     export_gguf(tmp_path / "run", tmp_path / "m.gguf")
     theirs = GgufWeights(tmp_path / "converted.gguf")
     ours = GgufWeights(tmp_path / "m.gguf")
-    for tensor in theirs.stored:
+    for tensor in theirs.quantized:
         np.testing.assert_array_equal(ours.read(tensor), theirs.read(tensor), tensor)
-    assert ours.stored.keys() == theirs.stored.keys()
+    assert ours.quantized.keys() == theirs.quantized.keys()
     for key, value in theirs.metadata.items():
         if not key.startswith(("GGUF.", "tokenizer.ggml.token")):
             assert ours.metadata[key] == value, key
@@ -111,9 +111,9 @@ def test_types_of_matrices(kind: str, tmp_path: Path) -> None:
     params = jaxgpt.load(run).params
     down = np.ascontiguousarray(np.asarray(params["h_0"]["mlp"]["down_proj"]["kernel"]).T)
     rounded = gguf.quants.dequantize(gguf.quants.quantize(down, expected), expected)
-    assert weights.stored["blk.0.ffn_down.weight"].tensor_type == expected
+    assert weights.quantized["blk.0.ffn_down.weight"].tensor_type == expected
     np.testing.assert_array_equal(weights.read("blk.0.ffn_down.weight"), rounded)
-    assert weights.stored["output_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+    assert weights.quantized["output_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
 
 
 ROPE_3 = {"rope_factor": 8.0, "rope_original_context": 24}
