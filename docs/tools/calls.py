@@ -51,11 +51,12 @@ trainer.loop.train
             call = model.gpt.GPT.head
             train.loss.cross_entropy
               train.loss.log_likelihood
-          train.loss.side_sums
+          train.side_outputs.side_sums
       train.step.mean_gradients
       optimizer = train.optimizer.make_optimizer
-        train.optimizer.schedule
-        train.muon.muon
+        train.optimizer._update_rule
+          train.optimizer.schedule
+          train.muon.muon
       train.step.apply_gradients
 """,
     "prompt to text": """

@@ -19,7 +19,7 @@ from jaxgpt.counts import flops_per_token, parameter_count
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.failures import compile_lowered
+from jaxgpt.trainer.compilation import compile_lowered
 from jaxgpt.trainer.program import Program
 
 TRACED = 1.0  # target duration of a trace in seconds; minimum 2 calls, maximum 10 calls
@@ -169,5 +169,5 @@ def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> d
 
 def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any, Any]:
     """Take a step like `program.step`, with a different compilation of this function."""
-    result: tuple[Any, Any] = compiled(state, batch, program.numbers, program.frozen)
+    result: tuple[Any, Any] = compiled(state, batch, program.hyperparameters, program.frozen)
     return result

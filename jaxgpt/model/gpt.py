@@ -30,7 +30,7 @@ from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
 # Side outputs of a block, by name: a value or an array for each token, `[B, T, ...]`, or for each row, `[B, 1, ...]`. The
-# objective sums them over the tokens with targets (`train.loss.side_sums`).
+# objective sums them over the tokens with targets (`train.side_outputs.side_sums`).
 SideOutputs = Mapping[str, jax.Array]
 
 

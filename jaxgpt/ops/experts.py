@@ -109,8 +109,8 @@ def balance_loss(routing: Routing, is_token_BT: jax.Array) -> jax.Array:
     """Compute the load-balancing loss of each row, `E * sum_e load_e * mean score_e`: `[B]`; 1 if the load is uniform.
 
     The scores of a token are divided by their sum. The loss of a row is not a sum over its tokens, but the loss of a batch
-    is a sum over its rows, each times its number of targets (`train.loss.side_sums`). So it does not depend on the number of
-    microbatches or devices.
+    is a sum over its rows, each times its number of targets (`train.side_outputs.side_sums`). So it does not depend on the
+    number of microbatches or devices.
 
     Args:
         routing: the experts of each token, and the scores.

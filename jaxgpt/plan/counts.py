@@ -16,7 +16,7 @@ from jaxgpt.plan.microbatch import trace
 from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.shards import gathered_elements, shard_bytes, shard_elements, sharding_axes
 from jaxgpt.plan.work import Work
-from jaxgpt.train.loss import of_objective
+from jaxgpt.train.adapters import of_objective
 from jaxgpt.trainer.program import Program
 
 

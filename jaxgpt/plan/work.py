@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.model import GPT
 from jaxgpt.plan.one_device import model_of_one_device
-from jaxgpt.train.loss import FrozenParts, Objective
+from jaxgpt.train.adapters import FrozenParts
+from jaxgpt.train.loss import Objective
 
 
 class Answers(NamedTuple):

@@ -14,15 +14,13 @@ from jaxgpt.post.losses import log_complement
 from jaxgpt.train.loss import (
     Objective,
     RowSums,
+    at_answers,
     chunked,
+    computes_only_answers,
     cross_entropy,
-    has_only_answers,
-    of_answers,
-    penalty_of,
-    side_metrics,
-    side_sums,
     split_windows,
 )
+from jaxgpt.train.side_outputs import penalty_of, side_metrics, side_sums
 
 
 def kl_divergence(log_a: jax.Array, log_b: jax.Array) -> jax.Array:
@@ -112,8 +110,8 @@ def distillation_objective(
 
         # Join the hidden states of both models, so that one pass over the positions computes both logits.
         x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
-        if has_only_answers(longest, targets_BT.shape[1]):
-            found = of_answers(all_losses, x_BTD, targets_BT, longest)
+        if computes_only_answers(longest, targets_BT.shape[1]):
+            found = at_answers(all_losses, x_BTD, targets_BT, longest)
         else:
             found = all_losses(x_BTD, targets_BT)
         sums = {name: x_BT.sum(-1) for name, x_BT in found.items()}

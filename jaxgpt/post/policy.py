@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import PostConfig
-from jaxgpt.train.loss import Forward, Objective, RowSums, penalty_of, side_means, side_metrics
+from jaxgpt.train.loss import Forward, Objective, RowSums
+from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
 
 
 class Variant(NamedTuple):

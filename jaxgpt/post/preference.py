@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss, simpo_loss
-from jaxgpt.train.loss import Forward, Objective, RowSums, penalty_of, side_means, side_metrics
+from jaxgpt.train.loss import Forward, Objective, RowSums
+from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
 
 
 class PairLogP(NamedTuple):

@@ -21,7 +21,7 @@ from jaxgpt.signals import is_stop_requested
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.evaluators import Watch
-from jaxgpt.trainer.feed import DataFeed, Feed
+from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
 from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
 
@@ -83,8 +83,6 @@ class PairFeed(DataFeed):
         interrupted: whether a signal has stopped their computation.
     """
 
-    interrupted = False
-
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         super().__init__(program, data, last)
         self.pairs: ReferencedPairs | None = None
@@ -97,7 +95,7 @@ class PairFeed(DataFeed):
         return [replace(self.batches.at(step), split=self.pairs) for step in steps]
 
 
-class ReferenceOnce:
+class ReferenceOnce(FeedOfSettings):
     """The build, feed and evaluator of a run that computes the log probabilities of its reference before training.
 
     `build` reads the reference onto the devices. The value itself is the feed (`Start.feed`): a call computes the log
@@ -114,8 +112,6 @@ class ReferenceOnce:
     Attributes:
         val: held-out pairs, after a call without an interruption.
     """
-
-    of_settings = True
 
     def __init__(self, build: Callable[..., Program], progress: Progress = NO_PROGRESS) -> None:
         self._build = build

@@ -29,6 +29,7 @@ from jaxgpt.post.reward_names import Reward
 from jaxgpt.post.rewards import metrics_of, overlong_penalty, rewards_of
 from jaxgpt.train.loss import token_losses
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.feed import Feed
 from jaxgpt.trainer.program import Program
 
 OVERLONG = "reward_overlong"  # metric of the penalty for long answers
@@ -36,7 +37,7 @@ DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sam
 TOLERANCE = 1e-3  # maximum difference in float32, in nats: rounding is below 1e-4
 
 
-class Rollouts:
+class Rollouts(Feed):
     """A feed of rollouts: every call of the step takes `train.steps_per_call` batches, from one rollout.
 
     With E = `post.rollout_epochs`, a rollout has `batch_size * steps_per_call / E` answers, `post.answers_per_prompt` to

@@ -33,10 +33,11 @@ from jaxgpt.post.rewards import open_rewards
 from jaxgpt.post.rollouts import Rollouts, no_rollout
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.reward_words import is_own_code
-from jaxgpt.train.loss import Objective, router_penalties
+from jaxgpt.train.loss import Objective
+from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.trainer.build import build
+from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE, FrozenWeights
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.weights import Base
 
 # Settings of the model that do not change its logits, or only the largest number of positions.
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
@@ -233,7 +234,7 @@ def own_code(post: PostConfig) -> list[str]:
     return [name for name in post.reward_weights if is_own_code(name)]
 
 
-def reference_of(config: Config, run: Run) -> Base | None:
+def reference_of(config: Config, run: Run) -> FrozenWeights | None:
     """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference.
 
     Reading it raises `UserError` if its weights are not those of the training.
@@ -246,4 +247,5 @@ def reference_of(config: Config, run: Run) -> Base | None:
     if not path:
         return None
     is_next_to_base = bool(run.config().lora.rank) and config.post.is_distillation
-    return Base(open_source(*parse_checkpoint(path)), run, "frozen" if is_next_to_base else "base")
+    source = open_source(*parse_checkpoint(path))
+    return FrozenWeights(source, run, NEXT_TO_BASE if is_next_to_base else BASE)

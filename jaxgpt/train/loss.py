@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config
-from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.model.gpt import SideOutputs
-from jaxgpt.model.lora import merge
 from jaxgpt.ops.attention import Positions, document_positions, row_positions
 from jaxgpt.ops.sharding import shards
+from jaxgpt.train.side_outputs import penalty_of, side_metrics, side_sums
 
 
 class RowSums(NamedTuple):
@@ -41,9 +39,6 @@ class RowSums(NamedTuple):
         """The sum to minimize: loss plus penalty."""
         return self.loss_B if self.penalty_B is None else self.loss_B + self.penalty_B
 
-
-# Side outputs that are always 0, because only their gradient matters: they are not metrics.
-WITHOUT_VALUE = ("router_bias",)
 
 # An objective maps (params, batch, dropout key or None, frozen) to RowSums. A batch is any tree of arrays with rows as first
 # axis. `frozen` is any tree of arrays that are read, but not trained, such as a reference model; `()`: no such arrays.
@@ -85,115 +80,6 @@ def next_token_loss(
         return RowSums(loss_B, count_B, side_metrics(sums), penalty_of(sums, penalties or {}))
 
     return objective
-
-
-def router_penalties(config: Config) -> dict[str, float]:
-    """Return the factors of the side outputs of routers that are minimized with the loss; {} without experts."""
-    if not config.model.n_experts:
-        return {}
-    o = config.optim
-    factors = {"balance_loss": o.balance_loss, "router_z_loss": o.router_z_loss}
-    if config.model.router_bias:
-        factors["router_bias"] = 1.0  # zeros: only the gradient matters
-    return {name: factor for name, factor in factors.items() if factor}
-
-
-def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
-    """Sum the side outputs of each row over its counted targets: at least float32, `[B]`, or `[B, ...]` for arrays.
-
-    As in the loss, padding counts 0.
-
-    Args:
-        sides: side outputs, from the model's method `hidden_and_sides`. A value of a row, `[B, 1]`, counts once per target.
-        targets_BT: targets, negative if not counted.
-
-    Raises:
-        ValueError: if a side output is neither `[B, T, ...]` nor `[B, 1, ...]`.
-    """
-    B, T = targets_BT.shape
-    sums = {}
-    for name, side_BT in sides.items():
-        if side_BT.shape[:2] not in ((B, T), (B, 1)):
-            raise ValueError(f"side output {name} has shape {side_BT.shape}; expected {(B, T)}, or {(B, 1)} for rows")
-        side_BT = side_BT.astype(jnp.promote_types(side_BT.dtype, jnp.float32))
-        is_counted = (targets_BT >= 0).reshape(B, T, *(1,) * (side_BT.ndim - 2))
-        sums[name] = jnp.where(is_counted, side_BT, 0.0).sum(1)
-    return sums
-
-
-def side_means(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
-    """Compute the means of side outputs over the counted targets of each row: at least float32, `[B]` or `[B, ...]`.
-
-    The means of a row without counted targets are 0. Use this in objectives that count rows, such as answers, instead of
-    tokens. Arguments as for `side_sums`.
-    """
-    count_B = jnp.maximum((targets_BT >= 0).sum(-1, dtype=jnp.float32), 1)
-    sums = side_sums(sides, targets_BT)
-    means = {}
-    for name, sum_B in sums.items():
-        means[name] = sum_B / count_B.reshape(-1, *(1,) * (sum_B.ndim - 1))
-    return means
-
-
-def side_metrics(sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the side outputs that are metrics."""
-    return {name: each for name, each in sums.items() if name not in WITHOUT_VALUE}
-
-
-def penalty_of(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
-    """Add the sums with a penalty, times their factors; None: no penalties.
-
-    Raises:
-        ValueError: if a penalty has no sum `[B]`.
-    """
-    penalty_B = None
-    values = {name: each for name, each in sums.items() if each.ndim == 1}
-    for name, factor in penalties.items():
-        if name not in values:
-            known = ", ".join(values) or "blocks that return side outputs"
-            raise ValueError(
-                f"no side output {short_repr(name)} for a penalty{did_you_mean(name, values)}: use {known}"
-            )
-        weighted_B = factor * values[name]
-        penalty_B = weighted_B if penalty_B is None else penalty_B + weighted_B
-    return penalty_B
-
-
-class FrozenParts(NamedTuple):
-    """The frozen arrays of a run with adapters, if its objective reads other arrays than the base, such as a teacher.
-
-    Attributes:
-        base: weights that the adapters change.
-        of_objective: argument `frozen` of the objective.
-    """
-
-    base: Any
-    of_objective: Any
-
-
-def base_of(frozen: Any) -> Any:
-    """Return the base of adapters from the frozen arrays of a run."""
-    return frozen.base if isinstance(frozen, FrozenParts) else frozen
-
-
-def of_objective(frozen: Any) -> Any:
-    """Return the arrays that an objective receives as `frozen` from the frozen arrays of a run."""
-    return frozen.of_objective if isinstance(frozen, FrozenParts) else frozen
-
-
-def with_adapters(objective: Objective, alpha: float) -> Objective:
-    """Make the objective of adapters: `params` are adapters, `frozen` the weights they change (`model/lora.py`).
-
-    The given objective receives the merged weights as `params`, and the unchanged weights as `frozen`. A preference loss
-    thus has the base of the adapters as its reference, without a second copy. If `frozen` is a `FrozenParts`, the given
-    objective receives its `of_objective` instead.
-    """
-
-    def adapted(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        merged = merge(base_of(frozen), params, alpha)
-        return objective(merged, batch, key, of_objective(frozen))
-
-    return adapted
 
 
 def token_losses(
@@ -242,7 +128,7 @@ class Forward:
             inputs_BT, targets_BT, positions = _in_order(self.order, inputs_BT, targets_BT, positions)
 
         call = partial(self.apply_fn, {"params": params})
-        is_part = has_only_answers(self.longest, inputs_BT.shape[1])
+        is_part = computes_only_answers(self.longest, inputs_BT.shape[1])
         if not self.chunk and not self.with_sides and not is_part:
             return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
 
@@ -254,7 +140,7 @@ class Forward:
 
         x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
         if is_part:
-            losses_BT = of_answers(all_losses, x_BTD, targets_BT, self.longest)
+            losses_BT = at_answers(all_losses, x_BTD, targets_BT, self.longest)
         else:
             losses_BT = all_losses(x_BTD, targets_BT)
         return losses_BT, targets_BT, sides
@@ -270,12 +156,12 @@ def _in_order(
     return permuted
 
 
-def has_only_answers(longest: int, T: int) -> bool:
+def computes_only_answers(longest: int, T: int) -> bool:
     """Return whether logits are computed only at answers of up to `longest` tokens (0: unknown), in windows of T tokens."""
     return 0 < longest < T and shards("length") == 1
 
 
-def of_answers(
+def at_answers(
     function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
 ) -> Any:
     """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions starting at the first target.

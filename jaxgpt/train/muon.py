@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,43 +86,65 @@ def orthogonal(updates: Any, steps: int, model: Model) -> Any:
     part of a step.
     """
     paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = []
-    axes = []
-    stacks = []  # each leaf as [M, E, O]; M: number of matrices in the leaf, over stacked layers and stack axes
-    for path, leaf in paths_and_leaves:
-        weight = weight_at(path, model)
-        assert weight is not None, path
-        matrix_axes = weight.axes[-2:]
-        x_MIO = leaf.reshape(-1, *leaf.shape[-2:])
-        leaves.append(leaf)
-        axes.append(matrix_axes)
-        stacks.append(_by_width(x_MIO, matrix_axes))
-
+    leaves = [_read(path, leaf, model) for path, leaf in paths_and_leaves]
     same_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for index, x_MEO in enumerate(stacks):
-        same_shape[x_MEO.shape[1:]].append(index)
+    for index, leaf in enumerate(leaves):
+        same_shape[leaf.x_MEO.shape[1:]].append(index)
 
     results: list[Any] = [None] * len(leaves)
     for indices in same_shape.values():
-        # All of these matrices are sharded alike: heads and MLP widths use the same mesh axis.
-        other = next(name for name in axes[indices[0]] if name != "embed")
-        schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
-        x_MEO = jnp.concatenate([stacks[index] for index in indices])
-        x_MEO = _reshard(x_MEO, schedule)
-        x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS
-        for _ in range(steps):
-            x_MEO = _newton_schulz(x_MEO)
-        x_MEO = _reshard(x_MEO, schedule[::-1])
+        stacked = [leaves[index] for index in indices]
+        x_MEO = jnp.concatenate([leaf.x_MEO for leaf in stacked])
+        x_MEO = _orthogonal_stack(x_MEO, stacked[0].axes, steps)
 
         # Split the stack into its leaves.
-        lengths = [len(stacks[index]) for index in indices]
-        parts = jnp.split(x_MEO, np.cumsum(lengths)[:-1])
+        ends = np.cumsum([len(leaf.x_MEO) for leaf in stacked])
+        parts = jnp.split(x_MEO, ends[:-1])
         for index, part_MEO in zip(indices, parts, strict=True):
-            shape = leaves[index].shape
-            inputs, outputs = shape[-2:]
-            scale = math.sqrt(max(1.0, outputs / inputs))
-            results[index] = scale * _by_width(part_MEO, axes[index]).reshape(shape)
+            results[index] = _scaled(part_MEO, leaves[index])
     return jax.tree.unflatten(tree, results)
+
+
+class _Leaf(NamedTuple):
+    """The matrices of a leaf.
+
+    Attributes:
+        x_MEO: the matrices, over stacked layers and stack axes of the leaf; the width of the residual stream is the first axis.
+        axes: logical axes of a matrix, in the order of the leaf.
+        shape: shape of the leaf.
+    """
+
+    x_MEO: jax.Array
+    axes: tuple[str | None, ...]
+    shape: tuple[int, ...]
+
+
+def _read(path: tuple[Any, ...], leaf: jax.Array, model: Model) -> _Leaf:
+    """Return the matrices of a leaf."""
+    weight = weight_at(path, model)
+    assert weight is not None, path
+    axes = weight.axes[-2:]
+    x_MIO = leaf.reshape(-1, *leaf.shape[-2:])
+    return _Leaf(_by_width(x_MIO, axes), axes, leaf.shape)
+
+
+def _orthogonal_stack(x_MEO: jax.Array, axes: tuple[str | None, ...], steps: int) -> jax.Array:
+    """Orthogonalize a stack of matrices, sharded over the devices; `axes` are the logical axes of one of them."""
+    # All of these matrices are sharded alike: heads and MLP widths use the same mesh axis.
+    other = next(name for name in axes if name != "embed")
+    schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES
+    x_MEO = _reshard(x_MEO, schedule)
+    x_MEO /= jnp.linalg.norm(x_MEO, axis=(1, 2), keepdims=True) + EPS
+    for _ in range(steps):
+        x_MEO = _newton_schulz(x_MEO)
+    return _reshard(x_MEO, schedule[::-1])
+
+
+def _scaled(x_MEO: jax.Array, leaf: _Leaf) -> jax.Array:
+    """Scale orthogonal matrices, and return them in the shape of their leaf."""
+    inputs, outputs = leaf.shape[-2:]
+    scale = math.sqrt(max(1.0, outputs / inputs))
+    return scale * _by_width(x_MEO, leaf.axes).reshape(leaf.shape)
 
 
 def _by_width(x_MIO: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
@@ -131,12 +153,14 @@ def _by_width(x_MIO: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 
 
 def _reshard(x_MEO: jax.Array, schedule: Sequence[tuple[str | None, ...]]) -> jax.Array:
+    """Reshard a stack in steps, each given by the logical axes of the stack."""
     for names in schedule:
         x_MEO = constrain(x_MEO, names)
     return x_MEO
 
 
 def _newton_schulz(x_MEO: jax.Array) -> jax.Array:
+    """Take one Newton-Schulz iteration; see `orthogonal`."""
     a, b, c = QUINTIC
     if x_MEO.shape[1] <= x_MEO.shape[2]:
         gram_MEE = x_MEO @ x_MEO.mT

@@ -16,7 +16,7 @@ from jaxgpt.model.scan import STACKED
 from jaxgpt.train.muon import muon
 
 
-class Numbers(NamedTuple):
+class Hyperparameters(NamedTuple):
     """Hyperparameters in `config.optim` that are arguments of the step: configs that differ only in them share a program.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
@@ -33,10 +33,10 @@ class Numbers(NamedTuple):
     grad_clip: float | jax.Array
 
 
-def numbers_of(optim: OptimConfig) -> Numbers:
-    """Return the `Numbers` of an optimizer config, as Python floats."""
+def hyperparameters_of(optim: OptimConfig) -> Hyperparameters:
+    """Return the `Hyperparameters` of an optimizer config, as Python floats."""
     o = optim
-    return Numbers(
+    return Hyperparameters(
         learning_rate=o.learning_rate,
         min_lr=o.min_lr,
         muon_ratio=o.muon_ratio,
@@ -45,7 +45,7 @@ def numbers_of(optim: OptimConfig) -> Numbers:
     )
 
 
-def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
+def schedule(config: Config, hyperparameters: Hyperparameters | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
     Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
@@ -55,15 +55,15 @@ def schedule(config: Config, numbers: Numbers | None = None) -> optax.Schedule:
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
-        numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
+        hyperparameters: hyperparameters to use instead of the values in `config.optim`; may be traced.
 
     Returns:
         A function from the number of updates so far (int or int32 array) to rates, float32 of the same shape.
     """
     o = config.optim
-    numbers = numbers or numbers_of(o)
-    peak = numbers.learning_rate
-    low = numbers.min_lr
+    hyperparameters = hyperparameters or hyperparameters_of(o)
+    peak = hyperparameters.learning_rate
+    low = hyperparameters.min_lr
     warmup = o.warmup_steps
     end = config.decay_steps
     after_warmup = max(end - warmup, 1)
@@ -110,7 +110,8 @@ def restart_schedules(opt_state: Any) -> Any:
 
 
 def _is_scheduled(state: Any) -> bool:
-    return getattr(state, "_fields", ()) == ("count",)  # as in optax.ScaleByScheduleState
+    """Return whether a state only counts updates, as `optax.ScaleByScheduleState` and the state of scheduled decay."""
+    return getattr(state, "_fields", ()) == ("count",)
 
 
 def decay_mask(params: Any, model: Model) -> Any:
@@ -124,13 +125,13 @@ def decay_mask(params: Any, model: Model) -> Any:
     return map_weights(decays, params, model)
 
 
-def groups(params: Any, model: Model) -> Any:
+def muon_labels(params: Any, model: Model) -> Any:
     """Label the matrices of the blocks `muon`, and all other weights `adam`."""
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
 def make_optimizer(
-    config: Config, numbers: Numbers | None = None, model: Model | None = None
+    config: Config, hyperparameters: Hyperparameters | None = None, model: Model | None = None
 ) -> optax.GradientTransformation:
     """Make the optimizer of `config.optim`: clip by global norm (`grad_clip`; 0: off), then update.
 
@@ -138,7 +139,7 @@ def make_optimizer(
     gradient `g`:
 
     - adamw: `w <- w - r * (m / (sqrt(v) + eps) + d * w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
-    - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
+    - muon: `train/muon.py` for the matrices of the blocks (`muon_labels`), AdamW for all others (Jordan et al. 2024).
     - lion: `w <- w - r * (sign(beta1 * m + (1 - beta1) * g) + d * w)`, `m <- beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
     - sgd: `m <- beta1 * m + g`, then `w <- w - r * (m + d * w)` (Sutskever et al. 2013).
     - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
@@ -152,17 +153,28 @@ def make_optimizer(
 
     Args:
         config: settings of the run; reads `optim`, `model` (kinds of weights), and `train.steps` for the schedule.
-        numbers: hyperparameters to use instead of the values in `config.optim`; may be traced.
+        hyperparameters: hyperparameters to use instead of the values in `config.optim`; may be traced.
         model: the trained module, if it is a subclass of GPT with additional weights; None: `config.model`.
     """
-    numbers = numbers or numbers_of(config.optim)
+    hyperparameters = hyperparameters or hyperparameters_of(config.optim)
     model = model or config.model
+    clip = optax.identity()
+    if config.optim.grad_clip:
+        clip = optax.clip_by_global_norm(hyperparameters.grad_clip)
+    update = optax.chain(clip, _update_rule(config, hyperparameters, model))
+    if not config.model.router_bias:
+        return update
+    biases = optax.chain(optax.stateless(_signs), optax.scale(-config.optim.router_bias_rate))
+    return optax.partition({"router bias": biases, "rest": update}, partial(router_labels, model=model))
+
+
+def _update_rule(config: Config, hyperparameters: Hyperparameters, model: Model) -> optax.GradientTransformation:
+    """Make the update of `config.optim.name`, without clipping; see `make_optimizer`."""
     o = config.optim
-    decay = numbers.weight_decay
-    rate = schedule(config, numbers)
+    decay = hyperparameters.weight_decay
+    rate = schedule(config, hyperparameters)
     momentum_dtype = jnp.dtype(o.momentum_dtype)
     decays = partial(decay_mask, model=model)
-    label = partial(groups, model=model)
     adamw = partial(
         optax.adamw,
         rate,
@@ -176,19 +188,19 @@ def make_optimizer(
 
     match o.name:
         case "adamw":
-            update = adamw()
+            return adamw()
         case "muon":
             matrices = muon(
-                lambda step: numbers.muon_ratio * rate(step),
+                lambda step: hyperparameters.muon_ratio * rate(step),
                 steps=o.muon_steps,
                 momentum=o.muon_momentum,
                 weight_decay=decay,
                 momentum_dtype=momentum_dtype,
                 model=model,
             )
-            update = optax.partition({"muon": matrices, "adam": adamw()}, label)
+            return optax.partition({"muon": matrices, "adam": adamw()}, partial(muon_labels, model=model))
         case "lion":
-            update = optax.lion(
+            return optax.lion(
                 rate,
                 b1=o.beta1,
                 b2=o.beta2,
@@ -199,22 +211,14 @@ def make_optimizer(
         case "sgd":
             momentum = optax.sgd(rate, momentum=o.beta1, accumulator_dtype=momentum_dtype)
             decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)  # sgd has applied -rate
-            update = optax.chain(momentum, decayed)
+            return optax.chain(momentum, decayed)
         case "adafactor":
             # optax does not multiply weight_decay_rate by the learning rate; multiply here, as the other optimizers do.
-            update = per_layer(
-                optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
-            )
-
-    clip = optax.clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
-    update = optax.chain(clip, update)
-    if not config.model.router_bias:
-        return update
-    biases = optax.chain(optax.stateless(_signs), optax.scale(-o.router_bias_rate))
-    return optax.partition({"router bias": biases, "rest": update}, partial(router_biases, model=model))
+            rule = optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
+            return per_layer(rule)
 
 
-def router_biases(params: Any, model: Model) -> Any:
+def router_labels(params: Any, model: Model) -> Any:
     """Label the biases of routers `router bias`, and all other weights `rest`."""
     return map_weights(
         lambda weight, _: "router bias" if weight and weight.axes == ("router",) else "rest", params, model

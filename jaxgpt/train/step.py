@@ -172,7 +172,7 @@ def apply_gradients(
         raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
 
     squares = squared_norms(grads)
-    metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
+    metrics = {**metrics, "grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
 
     # The optimizer's update.
     update = optax.with_extra_args_support(optimizer).update
@@ -190,7 +190,7 @@ def apply_gradients(
         applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
         kept = jax.tree.map(partial(jnp.where, applied), new, state)
         new = kept._replace(skip=skip)
-        metrics |= {"skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
+        metrics = {**metrics, "skipped": skip.total, "skipped_in_a_row": skip.in_a_row}
     return new._replace(step=state.step + 1), metrics
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
@@ -17,7 +16,6 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention, in_balanced_order
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
-from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
@@ -26,16 +24,13 @@ from jaxgpt.parallel.mesh import make_mesh, resolve
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.parallel.rules import RULES, Rules, change_rules, replicated
 from jaxgpt.runtime import set_quick_flag
-from jaxgpt.train.loss import (
-    FrozenParts,
-    Objective,
-    next_token_loss,
-    router_penalties,
-    with_adapters,
-)
+from jaxgpt.train.adapters import with_adapters
+from jaxgpt.train.loss import Objective, next_token_loss
+from jaxgpt.train.side_outputs import router_penalties
+from jaxgpt.trainer.frozen_arrays import frozen_arrays, frozen_shapes
 from jaxgpt.trainer.given import parts_of_build
-from jaxgpt.trainer.program import Program, host_numbers
-from jaxgpt.trainer.states import Fresh, abstract, compute, fresh, put_stacked, stacked
+from jaxgpt.trainer.program import Program, host_hyperparameters
+from jaxgpt.trainer.states import abstract, fresh
 
 
 def make_program(
@@ -88,28 +83,9 @@ def make_program(
         optimizer=optimizer,
         abstract=arrays,
         fresh=make,
-        numbers=host_numbers(config),
+        hyperparameters=host_hyperparameters(config),
         given=given,
     )
-
-
-def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
-    """Return the shapes of frozen arrays, with stacked layers if training uses them; a `frozen_model` has linen's boxes.
-
-    Without frozen arrays, adapters have random weights as their base. Arguments as for `make_program`, with the shapes of the
-    result of `fresh`.
-    """
-    if isinstance(frozen, FrozenParts):
-        base = frozen_shapes(config, shapes, frozen.base, None)
-        other = frozen_shapes(config, shapes, frozen.of_objective, frozen_model)
-        return FrozenParts(base, other)
-    if frozen is not None and not callable(frozen):
-        return jax.eval_shape(partial(stacked, config), frozen)
-    if frozen_model is not None:
-        return jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
-    if config.lora.rank or callable(frozen):
-        return nn.unbox(shapes.weights)
-    return ()
 
 
 def build(
@@ -133,9 +109,9 @@ def build(
         rules: changes to the sharding table (`jaxgpt.parallel.rules.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
-            the base weights (None: random weights), or a `train.loss.FrozenParts` of base weights and other arrays; otherwise,
-            for example, a reference model. The arrays are sharded as by `shardings_like`. It may be a function from a `Place`
-            to weights of the model, which reads them with their shardings.
+            the base weights (None: random weights), or a `train.adapters.FrozenParts` of base weights and other arrays;
+            otherwise, for example, a reference model. The arrays are sharded as by `shardings_like`. It may be a function from
+            a `Place` to weights of the model, which reads them with their shardings.
         frozen_model: architecture of the weights that the function `frozen` reads; None: the trained model's.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
@@ -226,26 +202,9 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
 def with_arrays(program: Program, frozen: Any = None) -> Program:
     """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
     arrays = frozen_arrays(program, frozen, program.abstract.frozen)
-    on_mesh = jax.jit(lambda numbers: numbers, out_shardings=replicated(program.mesh))
-    numbers = on_mesh(host_numbers(program.config))
-    return replace(program, numbers=numbers, frozen=arrays)
-
-
-def frozen_arrays(program: Program, frozen: Any, like: Any) -> Any:
-    """Return frozen arrays on the devices: `frozen` as in `build`, with the shapes and shardings of `like`."""
-    if isinstance(frozen, FrozenParts):
-        base = frozen_arrays(program, frozen.base, like.base)
-        other = frozen_arrays(program, frozen.of_objective, like.of_objective)
-        return FrozenParts(base, other)
-    if not jax.tree.leaves(like):
-        return like
-
-    config = program.config
-    if frozen is None:
-        return compute(program.mesh, lambda seed: nn.unbox(program.fresh(seed).weights), config.train.seed, like)
-    if callable(frozen):
-        return put_stacked(config, frozen(program.place), like, donate=True)
-    return put_stacked(config, frozen, like)  # the given arrays may be on other devices
+    on_mesh = jax.jit(lambda values: values, out_shardings=replicated(program.mesh))
+    hyperparameters = on_mesh(host_hyperparameters(program.config))
+    return replace(program, hyperparameters=hyperparameters, frozen=arrays)
 
 
 def check_remat(policy: str, device: jax.Device) -> None:

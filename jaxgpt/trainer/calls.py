@@ -29,20 +29,20 @@ def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: 
         _check_whole(first, end, train)
 
     intervals = [every for every in (train.eval_every, train.checkpoint_every) if every]
-    done = first
-    most = train.steps_per_call if whole else 1
-    while done < end:
+    size = train.steps_per_call if whole else 1
+    start = first
+    while start < end:
         # The call ends at the next multiple of an interval, if this is earlier.
-        ends_at = [(done // every + 1) * every for every in intervals]
-        before = done
-        done = min(before + most, end, *ends_at)
-        yield range(before, done)
-        most = train.steps_per_call
+        next_multiples = [(start // every + 1) * every for every in intervals]
+        stop = min(start + size, end, *next_multiples)
+        yield range(start, stop)
+        start = stop
+        size = train.steps_per_call
 
 
 def _check_whole(first: int, end: int, train: TrainConfig) -> None:
     """Raise `UserError` if an evaluation, a checkpoint or the end is inside a call of `train.steps_per_call` steps."""
-    each = train.steps_per_call
+    size = train.steps_per_call
     ends = {
         "the first step": first,
         "the last step": end,
@@ -50,9 +50,9 @@ def _check_whole(first: int, end: int, train: TrainConfig) -> None:
         "train.checkpoint_every": train.checkpoint_every,
     }
     for name, value in ends.items():
-        if value % each:
+        if value % size:
             raise UserError(
-                f"{name} ({value}) must be a multiple of train.steps_per_call ({each}), the steps of a rollout"
+                f"{name} ({value}) must be a multiple of train.steps_per_call ({size}), the steps of a rollout"
             )
 
 

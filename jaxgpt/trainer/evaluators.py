@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxgpt.data import Data
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -67,6 +67,17 @@ class Measured(NamedTuple):
 # An evaluator maps (program, params, watch) to a result, or None if interrupted. `params` are the `eval_params` of a state, on
 # their devices. Examples: the loss on a split, the score of a task, a mean reward.
 Evaluator = Callable[[Program, Any, Watch], Result | None]
+
+
+@runtime_checkable
+class NamedRanking(Protocol):
+    """An evaluator whose ranking has a name.
+
+    Attributes:
+        ranks_by: the name, such as "loss" or "reward". Other evaluators are named by their function or class.
+    """
+
+    ranks_by: str
 
 
 def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: Any, watch: Watch) -> list[Result] | None:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
-import numpy as np
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import ModelConfig
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, one_line
-from jaxgpt.model.params import flatten_params, weights
-from jaxgpt.parallel.processes import is_peer_failure
+from jaxgpt.errors import TrainingFailed, WriteFailed, full_disk_fix, one_line
+from jaxgpt.trainer.divergence import Diverged
 from jaxgpt.trainer.program import Program
-
-# End of a path, after the (first) module: "/kernel" in "h_0/attn/q_proj/kernel", and of adapters that share A,
-# "+v_proj/a" in "h_0/attn/q_proj+v_proj/a" and "+v_proj/b/v_proj" in "h_0/attn/q_proj+v_proj/b/v_proj".
-LEAF = re.compile(r"(\+[^/]+)?/(a|b/[^/]+|[^/]+)$")
-
-
-class Diverged(TrainingFailed):
-    """The loss or the gradients diverged."""
 
 
 @contextmanager
@@ -90,16 +77,6 @@ def mesh_shape(program: Program) -> str:
     return "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
 
 
-def compile_lowered(program: Program, lowered: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
-    """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
-    try:
-        return lowered.compile(options)
-    except jax.errors.JaxRuntimeError as e:
-        if is_peer_failure(e):
-            raise
-        raise UserError(explain_failure(program, e)) from None
-
-
 def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
     message = one_line(error, 300)
@@ -114,32 +91,3 @@ def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
         f"the compiler failed on this step ({shape}): {message}; try mesh sizes that are powers of two, "
         "--train.attention xla, or a different version of jax"
     )
-
-
-def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Describe the first non-finite gradient of the backward pass; return "" if all are finite.
-
-    The description contains the gradient's path and the number of non-finite gradients, unless no gradient is finite, as when
-    the loss is NaN.
-
-    Args:
-        model: the architecture.
-        params: a tree with the structure of the trained parameters: weights, stacked weights or adapters.
-        squared_norms: squared norms of the gradients, in the order of the leaves (`grad_squares` of the metrics).
-    """
-    paths = list(flatten_params(params))
-    bad = [path for path, value in zip(paths, squared_norms, strict=True) if not np.isfinite(value)]
-    if not bad:
-        return ""
-    if len(bad) == len(paths):
-        return "and no gradient is finite"
-    # The backward pass computes the modules in the reverse order of the forward pass, which is the order of `weights`.
-    position = {LEAF.sub("", path): i for i, path in enumerate(weights(model))}
-
-    def in_forward_order(path: str) -> tuple[int, str]:
-        one_layer = re.sub(r"^h/", "h_0/", path)  # stacked weights: the first layer
-        module = LEAF.sub("", one_layer)
-        return position.get(module, len(position)), path
-
-    first = max(bad, key=in_forward_order)
-    return f"first in the backward pass in the gradient of {first} ({len(bad)} of {len(paths)} gradients)"

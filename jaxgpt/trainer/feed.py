@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,30 +22,36 @@ from jaxgpt.trainer.program import Program
 Ready = Callable[[TrainState], Any]
 
 
-class Feed(Protocol):
+class Feed(ABC):
     """The batches of a run: a pure function of (seed, step), or of (seed, step, state). A resumed run needs no other state.
 
     Attributes:
+        spec: shapes and dtypes of the rows of a batch, from `row_spec`.
         reads_state: whether `at` reads the state, as for rollouts. If so, batches are not prefetched, and every call takes
             exactly `train.steps_per_call` steps, because all its batches may depend on the state before the call.
-        spec: shapes and dtypes of the rows of a batch, from `row_spec`.
-
-    If a signal interrupts the work of a feed before the first step, its attribute `interrupted` is true in all processes; the
-    run then stops before it takes a step.
+        interrupted: whether a signal has interrupted the work of the feed before the first step, equal in all processes; the
+            run then stops before it takes a step.
     """
 
-    reads_state: bool
     spec: Any
+    reads_state: bool = False
+    interrupted: bool = False
 
+    @abstractmethod
     def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
         """Return the batch of each step of a call; `state` is the state before the call if `reads_state`, otherwise None."""
-        ...
 
 
-class DataFeed:
+class FeedOfSettings(ABC):
+    """A function that makes the feed of a run, and that the settings determine: checkpoints do not record its name."""
+
+    @abstractmethod
+    def __call__(self, program: Program, data: Data, last: Info | None) -> Feed:
+        """Make the feed of a run; `last` is the checkpoint that it resumes from."""
+
+
+class DataFeed(Feed):
     """The batches of `data.train`. A run resumed with a different batch size continues after the rows that it has used."""
-
-    reads_state = False
 
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         config = program.config
@@ -66,11 +73,6 @@ def batches_of(
     `wait` waits for the batches of a call, but may return earlier; the batches then block when they are used.
     """
 
-    def waited(prepared: Iterator[tuple[range, Future[Any]]]) -> Iterator[tuple[range, Ready]]:
-        for steps, future in prepared:
-            wait(future)
-            yield steps, partial(_prepared, future)
-
     def put(steps: range, state: TrainState | None = None) -> Any:
         return program.put_batches(feed.at(steps, state)) if steps else None
 
@@ -78,9 +80,18 @@ def batches_of(
         yield ((steps, partial(put, steps)) for steps in calls)
         return
     with prefetched(put, calls) as prepared:
-        yield waited(prepared)
+        yield _waited(prepared, wait)
+
+
+def _waited(
+    prepared: Iterator[tuple[range, Future[Any]]], wait: Callable[[Future[Any]], None]
+) -> Iterator[tuple[range, Ready]]:
+    """Wait for the batches of each call before it is yielded."""
+    for steps, future in prepared:
+        wait(future)
+        yield steps, partial(_prepared, future)
 
 
 def _prepared(batches: Future[Any], state: TrainState) -> Any:
-    """Return batches that do not depend on the state."""
+    """Return prefetched batches, which do not depend on the state."""
     return batches.result()

@@ -31,7 +31,7 @@ def why_finished(run: Run, config: Config) -> str:
         return ""
     if step >= train.steps:
         reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"
-    elif out_of_patience(evaluations_since_best(last), train):
+    elif is_out_of_patience(evaluations_since_best(last), train):
         early = f"stopped early at {step}/{train.steps}: {run.path} is finished"
         reason = f"{early} (--train.patience {train.patience}); raise --train.patience to train longer"
     else:
@@ -64,6 +64,6 @@ def evaluations_since_best(info: Info) -> int:
     return int(evaluated // every - best_step // every)
 
 
-def out_of_patience(since_best: int, train: TrainConfig) -> bool:
+def is_out_of_patience(since_best: int, train: TrainConfig) -> bool:
     """Return whether `train.patience` or more evaluations have followed the best evaluation."""
     return 0 < train.patience <= since_best

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+import optax
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import Config
+from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.train.loss import Objective
+from jaxgpt.trainer.evaluators import Evaluator, NamedRanking
 
 OF_BUILD = ("model", "objective", "optimizer")  # arguments of `build`; others are fields of `Start`
+
+
+@runtime_checkable
+class ObjectiveOfPost(Protocol):
+    """A function from a model to the objective of the settings `post`."""
+
+    post: PostConfig
 
 
 def parts_of_build(
@@ -22,7 +32,7 @@ def parts_of_build(
     model: GPT | None,
     objective: Objective | None,
     objective_of: Callable[[GPT], Objective] | None,
-    optimizer: Any,
+    optimizer: optax.GradientTransformation | None,
 ) -> dict[str, str]:
     """Return the name of each part of a program that is given in Python; arguments as for `build`.
 
@@ -32,7 +42,8 @@ def parts_of_build(
     if model is not None and type(model) not in (GPT, ScannedGPT):
         given["model"] = type(model).__name__
     if objective_of is not None:
-        if getattr(objective_of, "post", None) != config.post:
+        is_of_settings = isinstance(objective_of, ObjectiveOfPost) and objective_of.post == config.post
+        if not is_of_settings:
             given["objective"] = ""
     elif objective is not None:
         given["objective"] = name_of(objective)
@@ -48,44 +59,44 @@ def name_of(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__)
 
 
-def ranking_of(evaluator: Any, config: Config) -> str:
+def ranking_of(evaluator: Evaluator, config: Config) -> str:
     """Return the name of a first evaluator that is given in Python, or "" if the settings determine the ranking."""
-    of_settings = "reward" if config.post.has_rewards else "loss"
-    ranks_by = getattr(evaluator, "ranks_by", "")
-    if ranks_by == of_settings:
-        return ""
-    return ranks_by or name_of(evaluator)
+    if not isinstance(evaluator, NamedRanking):
+        return name_of(evaluator)
+    default = "reward" if config.post.has_rewards else "loss"
+    return "" if evaluator.ranks_by == default else evaluator.ranks_by
 
 
-def check_given(run: Run, last: Info, given: Mapping[str, str], evaluators: Any) -> str:
+def check_given(run: Run, last: Info, given: Mapping[str, str], has_evaluators: bool) -> None:
     """Check that a resumed run has the parts of its checkpoint `last` that were given in Python.
 
     Args:
         run: the resumed run.
         last: the checkpoint that it resumes from.
         given: names of the parts of the resumed run that are given in Python.
-        evaluators: evaluators of the resumed run; empty: from the settings.
-
-    Returns:
-        A note if the checkpoints are ranked by a different evaluator than before, otherwise "".
+        has_evaluators: whether evaluators are given in Python, including evaluators with the ranking of the settings.
 
     Raises:
         UserError: if a part is missing.
     """
     recorded = recorded_parts(last)
     missing = {part: name for part, name in recorded.items() if part not in given}
-    if evaluators:
+    if has_evaluators:
         missing.pop("evaluators", None)
-    if missing:
-        names = [part if name in ("", part) else f"{part} {name}" for part, name in missing.items()]
-        of_build = [f"{part}=..." for part in missing if part in OF_BUILD]
-        arguments = [f"build=partial(build, {', '.join(of_build)})"] if of_build else []
-        arguments += [f"{part}=..." for part in missing if part not in OF_BUILD]
-        raise UserError(
-            f"{run.path} was trained with parts given in Python ({', '.join(names)}), which settings cannot specify: resume "
-            f'it in Python with Start(config, run="{run.path}", {", ".join(arguments)})'
-        )
+    if not missing:
+        return
+    names = [part if name in ("", part) else f"{part} {name}" for part, name in missing.items()]
+    of_build = [f"{part}=..." for part in missing if part in OF_BUILD]
+    arguments = [f"build=partial(build, {', '.join(of_build)})"] if of_build else []
+    arguments += [f"{part}=..." for part in missing if part not in OF_BUILD]
+    raise UserError(
+        f"{run.path} was trained with parts given in Python ({', '.join(names)}), which settings cannot specify: resume "
+        f'it in Python with Start(config, run="{run.path}", {", ".join(arguments)})'
+    )
 
+
+def changed_ranking(last: Info, given: Mapping[str, str]) -> str:
+    """Return a note if a run ranks its checkpoints by a different evaluator than before the checkpoint `last`, or ""."""
     was = last.ranking
     now = given.get("evaluators", "")
     if was is None or was == now:
@@ -103,10 +114,10 @@ def recorded_parts(info: Info) -> Mapping[str, str]:
         given: Mapping[str, str] = info.about["given"]
         return given
     config = info.config()
-    has_frozen = bool(info.about.get("base")) and not of_settings(config)
+    has_frozen = bool(info.about.get("base")) and not has_frozen_settings(config)
     return {"frozen": ""} if has_frozen else {}
 
 
-def of_settings(config: Config) -> bool:
+def has_frozen_settings(config: Config) -> bool:
     """Return whether the settings determine the frozen arrays: the base of adapters, a reference or a teacher."""
     return bool(config.lora.rank) or config.post.has_reference

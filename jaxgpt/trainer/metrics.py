@@ -6,9 +6,8 @@ JAX is imported only to write, so that `jaxgpt follow` reads a file without it.
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,38 +28,6 @@ HOST_METRICS = """
 """.split()
 # How a run ended, in the last line of its file. A run that was killed has no such line.
 Ended = Literal["finished", "stopped", "failed"]
-
-
-def load_metrics(load_LE: np.ndarray) -> dict[str, Any]:
-    """Summarize the loads of experts for each layer.
-
-    `load_entropy` is `-sum_e load_e log(load_e) / log(E)`: 1 for equal loads, `log(A) / log(E)` if all tokens have the same
-    experts. `largest_share` is the largest load: from 1 / E to 1 / A.
-    """
-    E = load_LE.shape[-1]
-    log_LE = np.log(np.where(load_LE > 0, load_LE, 1.0))
-    entropy_L = -(load_LE * log_LE).sum(-1)
-    if E == 1:
-        entropy_L = np.ones_like(entropy_L)
-    else:
-        entropy_L = entropy_L / math.log(E)
-    return {"load_entropy": entropy_L.tolist(), "largest_share": load_LE.max(-1).tolist()}
-
-
-# Arrays among the metrics of a step, and the function that computes the numbers to write. Other arrays are written as lists.
-SUMMARIES: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {"expert_load": load_metrics}
-
-
-def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the arrays of metrics to floats, and to lists of floats."""
-    found: dict[str, Any] = {}
-    for name, value in metrics.items():
-        array = np.asarray(value, np.float64)
-        if array.ndim and name in SUMMARIES:
-            found |= SUMMARIES[name](array)
-        else:
-            found[name] = array.tolist()
-    return found
 
 
 class MetricsFile:

@@ -20,7 +20,8 @@ from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for
 from jaxgpt.trainer.program import Program
 
-READING, COMPUTING = "reading the data", "computing"
+READING = "reading the data"
+COMPUTING = "computing"
 
 
 class Timeouts(NamedTuple):
@@ -41,7 +42,6 @@ class Status(NamedTuple):
 
     step: int  # steps whose metrics it has read
     activity: str
-    seconds: float  # time since its last progress
 
 
 class Monitor(Listener):
@@ -141,17 +141,18 @@ class Monitor(Listener):
         return self.timeouts.slower * self.longest
 
     def _own_status(self) -> Status:
-        return Status(self.step, self.activity, self.clock() - self._at)
+        return Status(self.step, self.activity)
 
     def explain(self) -> str:
         """Describe the process that delays the others: preferably a process that does not compute, at the earliest step."""
         own = self._own_status()
+        delay = minutes(self.clock() - self._at)
         found = parsed(statuses())
         if not found:
-            return f"step {own.step + 1} was not reached for {minutes(own.seconds)}: {own.activity}"
+            return f"step {own.step + 1} was not reached for {delay}: {own.activity}"
         found[0] = own
         process, status = min(found.items(), key=lambda item: (item[1].activity == COMPUTING, item[1].step))
-        return f"process {process} has not reached step {status.step + 1} for {minutes(own.seconds)}: {status.activity}"
+        return f"process {process} has not reached step {status.step + 1} for {delay}: {status.activity}"
 
     def _progress(self, activity: str) -> None:
         self.activity = activity

@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.atomic import check_renames
 from jaxgpt.checkpoint.index import latest_valid, saved_steps
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.match import name_difference
 from jaxgpt.checkpoint.new_run import new_run
+from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replaced_run
 from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import stored_weights
 from jaxgpt.config import changes
 from jaxgpt.data import Data
@@ -22,7 +25,8 @@ from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.locks import sole_writer
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.trainer.given import check_given
+from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE
+from jaxgpt.trainer.given import changed_ranking, check_given
 from jaxgpt.trainer.phases import changed_sources
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.resume import check_resume
@@ -51,16 +55,18 @@ def newest_checkpoint(start: Start, note: Callable[[str], None]) -> Info | None:
 
 
 @contextmanager
-def open_for_training(
+def opened_run(
     start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> Iterator[Run]:
     """Create the run, or open the run to resume at the checkpoint `last`; process 0 locks it for all processes.
 
     Raises:
         UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
-            settings and data.
+            settings and data, or if its file system cannot store its checkpoints.
     """
     resumed = start.resumed
+    if resumed is None:
+        on_leader(lambda: check_target(start, program, note))
     with ExitStack() as lock:
 
         def on_disk() -> str:
@@ -72,14 +78,38 @@ def open_for_training(
             return str(resumed.path)
 
         path = on_leader(on_disk)
-        yield same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # error if a process cannot read the directory
+        if resumed is not None:
+            on_leader(lambda: check_storage(run, program, note))
+        yield run
+
+
+def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:
+    """Check the space for a new run before its directory is created, and note that other files there are kept."""
+    run = Run(Path(start.out or "runs"))  # without `out`, the directory of the run has no name yet
+    check_space(run, program.abstract.state, program.config.train, note, start.overwrite)
+    kept = replaced_note(run.path) if start.overwrite else ""
+    if kept:
+        note(f"{kept}, and is restored before {run.path} is replaced again")
+    others = other_files(run.path) if start.out else []
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        note(f"keeping the files in {run.path} that are not part of a run: {others[0]}{more}")
+
+
+def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> None:
+    """Check, before the first step of a resumed run, that its file system can store the next checkpoint."""
+    check_backslash(run.path)
+    check_renames(run.checkpoints, run.path)
+    check_space(run, program.abstract.state, program.config.train, note)
 
 
 def _reopen(
     run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
-    """Check that a run can continue from the checkpoint `last`, and report the changed settings."""
-    shutil.rmtree(run.path / NEW, ignore_errors=True)  # left by a process that was killed while it replaced the run
+    """Check that a run can continue from the checkpoint `last`, and report what has changed since."""
+    # Directories of a process that was killed while it replaced the run.
+    shutil.rmtree(run.path / NEW, ignore_errors=True)
     if replaced_run(run.path):
         note(replaced_note(run.path))
     else:
@@ -87,25 +117,34 @@ def _reopen(
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
 
+    # The settings and the checkpoint.
     config = program.config
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)
     if last is None:
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
-        ranking = check_given(run, last, about["given"], start.evaluators)
-        if last.model is None:
-            _check_names(run, last, program)
-        if any(last.about.get(part, "") != about.get(part, "") for part in ("base", "frozen")):
-            raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
-        note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
-        for change in (changed_sources(config.data, last), ranking):
-            if change:
-                note(change)
+        _check_checkpoint(run, start, program, last, about, note)
     changed = changes(old, config)
     if changed:
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
+
+
+def _check_checkpoint(
+    run: Run, start: Start, program: Program, last: Info, about: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Check that the run has the parts of the checkpoint `last`, and report changed sources and rankings."""
+    given = about["given"]
+    check_given(run, last, given, has_evaluators=bool(start.evaluators))
+    if last.model is None:
+        _check_names(run, last, program)
+    if any(last.about.get(part, "") != about.get(part, "") for part in (BASE, NEXT_TO_BASE)):
+        raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
+    note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{program.config.train.steps}")
+    for change in (changed_sources(program.config.data, last), changed_ranking(last, given)):
+        if change:
+            note(change)
 
 
 def _check_names(run: Run, last: Info, program: Program) -> None:

@@ -18,7 +18,6 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.checkpoint.source import Place
 from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
@@ -32,12 +31,15 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh
 from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, microbatches, put, rows_of
 from jaxgpt.parallel.rules import Rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
-from jaxgpt.train.loss import Objective, RowSums, base_of, of_objective
-from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of, restart_schedules, schedule, schedule_states
-from jaxgpt.train.skip import init_statistics
+from jaxgpt.train.adapters import base_of, of_objective
+from jaxgpt.train.loss import Objective, RowSums
+from jaxgpt.train.optimizer import Hyperparameters, hyperparameters_of, make_optimizer, schedule, schedule_states
 from jaxgpt.train.step import TrainState, apply_gradients, check_names, dropout_key, gradient_sums, mean_gradients
 from jaxgpt.trainer.metrics import HOST_METRICS
 from jaxgpt.trainer.states import Abstract, Fresh, compute, first_state, put_stacked, shardings_of, stacked
+
+# A step without other arguments: a function from a state and a batch to the next state and the metrics.
+Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
 class Several(NamedTuple):
@@ -49,7 +51,7 @@ class Several(NamedTuple):
 
 @dataclass(eq=False)
 class Program:
-    """The functions of a run on a mesh; `build` makes one. No method changes it.
+    """The functions of a run on a mesh; `build` makes one. No method changes its fields.
 
     `frozen` and optimizer hyperparameters are arguments of the compiled functions: new values need no compilation, and no
     array becomes a constant of a program. Functions are compiled at their first call.
@@ -64,7 +66,7 @@ class Program:
         optimizer: as in `build`; None: from the config.
         abstract: shapes and shardings of all arrays.
         fresh: function from a seed to random weights and the initial state.
-        numbers: optimizer hyperparameters that are arguments of the step, replicated over the devices.
+        hyperparameters: optimizer hyperparameters that are arguments of the step, replicated over the devices.
         frozen: argument of the objective, on the devices; with adapters, their base, or `FrozenParts`. None: the devices are
             absent, and programs are only lowered.
         note: advice about mesh, kernels and settings for the user, or "".
@@ -80,7 +82,7 @@ class Program:
     optimizer: optax.GradientTransformation | None
     abstract: Abstract
     fresh: Callable[[jax.typing.ArrayLike], Fresh]
-    numbers: Numbers
+    hyperparameters: Hyperparameters
     frozen: Any = field(default=None, repr=False)
     note: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
@@ -89,8 +91,8 @@ class Program:
         """Make the jitted functions; tracing and compilation happen at the first call."""
         everywhere = replicated(self.mesh)
 
-        def train(state: TrainState, batch: Any, numbers: Numbers, frozen: Any) -> Any:
-            step = partial(self.pure_step, numbers=numbers, frozen=frozen)
+        def train(state: TrainState, batch: Any, hyperparameters: Hyperparameters, frozen: Any) -> Any:
+            step = partial(self.pure_step, hyperparameters=hyperparameters, frozen=frozen)
             return train_steps(state, batch, step) if isinstance(batch, Several) else step(state, batch)
 
         def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
@@ -215,38 +217,6 @@ class Program:
         state = store.restore(directory, step, self.abstract.checkpoint)
         return put_stacked(self.config, state, self.abstract.state, donate=True)
 
-    def with_new_schedule(self, directory: Path, step: int) -> TrainState:
-        """Restore a checkpoint of a different run as the state before step 0.
-
-        Weights, EMA and moments are kept; steps, learning-rate schedule and statistics of skipped updates start again. An EMA
-        that the checkpoint lacks starts at its weights.
-
-        Raises:
-            UserError: if the checkpoint is damaged or does not match the config.
-        """
-        path = directory / str(step)
-        damage = find_damage(path)
-        if damage:
-            fix = "choose a different step, or omit --keep-optimizer"
-            raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-        saved = self.abstract.checkpoint._replace(skip=None)
-        like = self.abstract.state._replace(skip=None)
-        if not (path / "ema").is_dir():
-            saved = saved._replace(ema=None)
-            like = like._replace(ema=None)
-
-        # Only the counts of the schedules are new arrays: the restored arrays are used without a copy.
-        state = store.restore(directory, step, saved)
-        state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
-        state = put_stacked(self.config, state, like, donate=True)
-        if self.abstract.state.ema is not None and state.ema is None:
-            average = compute(self.mesh, lambda params: params, state.params, like.params)
-            state = state._replace(ema=average)
-        if self.abstract.state.skip is not None:
-            statistics = compute(self.mesh, lambda _: init_statistics(), (), self.abstract.state.skip)
-            state = state._replace(skip=statistics)
-        return state
-
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
         return block_on_cpu_mesh(self.mesh, self._unstack(state)) if self.config.train.scan_layers else state
@@ -279,7 +249,7 @@ class Program:
         The given state is donated. Returns the next state, the metrics of `train_step` and, without a custom optimizer, `lr`.
         For several steps, metrics are `[K, ...]`, and zero beyond the last step.
         """
-        return self._run(self.jitted_step, state, batch, self.numbers, self.frozen)
+        return self._run(self.jitted_step, state, batch, self.hyperparameters, self.frozen)
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each row, for `params` or an EMA."""
@@ -311,16 +281,18 @@ class Program:
         # Abstract arguments have the shardings of a call: otherwise a call would not find the compiled program in
         # JAX's cache.
         place = replicated(self.mesh)
-        numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.numbers)
+        hyperparameters = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.hyperparameters
+        )
         with self.on_mesh():
-            return self.jitted_step.lower(state, batch, numbers, self.abstract.frozen)
+            return self.jitted_step.lower(state, batch, hyperparameters, self.abstract.frozen)
 
     def pure_step(
-        self, state: TrainState, batch: Any, numbers: Numbers | None = None, frozen: Any = ()
+        self, state: TrainState, batch: Any, hyperparameters: Hyperparameters | None = None, frozen: Any = ()
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Take one `train_step` with the settings of the config; by default, `numbers` also come from the config."""
+        """Take one `train_step` with the settings of the config; by default, `hyperparameters` also come from the config."""
         config = self.config
-        numbers = numbers or host_numbers(config)
+        hyperparameters = hyperparameters or host_hyperparameters(config)
 
         # Sums over rows; on CPUs with replicated weights, each device adds its own rows first.
         key = dropout_key(state, config.train.seed if config.model.dropout else None)
@@ -333,9 +305,9 @@ class Program:
         # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
         if self.optimizer is None:
             counted, *_ = schedule_states(state.opt_state)
-            metrics |= {"lr": schedule(config, numbers)(counted.count)}
+            metrics |= {"lr": schedule(config, hyperparameters)(counted.count)}
 
-        optimizer = self.optimizer or make_optimizer(config, numbers, self.model)
+        optimizer = self.optimizer or make_optimizer(config, hyperparameters, self.model)
         return apply_gradients(
             state,
             grads,
@@ -365,7 +337,7 @@ class Program:
         return has_only_data and all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
 
 
-def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+def train_steps(state: TrainState, several: Several, step: Step) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take the n steps of `several` in a loop compiled once for any n; metrics are zero beyond n."""
 
     def batch(i: int | jax.Array) -> Any:
@@ -384,6 +356,6 @@ def train_steps(state: TrainState, several: Several, step: Any) -> tuple[TrainSt
     return result
 
 
-def host_numbers(config: Config) -> Numbers:
+def host_hyperparameters(config: Config) -> Hyperparameters:
     """Return the optimizer hyperparameters that are arguments of the step, such as the learning rate, float32."""
-    return jax.tree.map(np.float32, numbers_of(config.optim))
+    return jax.tree.map(np.float32, hyperparameters_of(config.optim))

@@ -16,23 +16,23 @@ from jaxgpt.config import changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.provenance import provenance
+from jaxgpt.trainer.divergence import Diverged, check_step, skip_note
 from jaxgpt.trainer.evaluators import Result
-from jaxgpt.trainer.events import Listener
-from jaxgpt.trainer.failures import Diverged, first_non_finite
-from jaxgpt.trainer.metrics import MetricsFile, numbers
+from jaxgpt.trainer.events import Listener, Tolerant
+from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.speed import Speed
+from jaxgpt.trainer.speed import CallSpeed, Speed
+from jaxgpt.trainer.step_metrics import metrics_of_steps, numbers
 
 LAG = 2  # number of later calls dispatched before blocking on the metrics of a call
 
 
 class _Ended(NamedTuple):
-    """A step that has ended: its metrics, the recent speed, and the estimates of the time left (`Speed.call_ended`)."""
+    """A step that has ended: its metrics, on the host, and the speed at the end of its call."""
 
     step: int
     metrics: dict[str, Any]
-    speed: dict[str, float]
-    left: dict[str, float]
+    speed: CallSpeed
 
 
 class Recorder:
@@ -43,8 +43,8 @@ class Recorder:
     Attributes:
         listener: receiver of the metrics, and of stages and notes of `Checkpoints`.
         first: the checkpoint that training resumes from; `Info(0)` for a new run.
-        done: steps taken, including steps in flight.
-        checked: steps whose metrics have been read and checked.
+        step: number of steps taken, including steps in flight.
+        checked_step: number of steps whose metrics have been read and checked.
         result: result of the first evaluator in the last evaluation since the start or resume; None: no evaluation.
         speed: recent speed of training.
     """
@@ -56,8 +56,8 @@ class Recorder:
         self.file = file
         self.listener = listener
         self.first = last or Info(0)
-        self.done = self.first.step
-        self.checked = self.done
+        self.step = self.first.step
+        self.checked_step = self.step
         self.result: Result | None = None
 
         flops = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
@@ -72,12 +72,12 @@ class Recorder:
     def started(self, last: Info | None) -> None:
         """Write a line about this process, with the settings that differ from the checkpoint `last`."""
         changed = changes(last.config(), self.config) if last else {}
-        self.file.write(step=self.done, **provenance(), changed=changed)
+        self.file.write(step=self.step, **provenance(), changed=changed)
 
-    def steps(self, steps: range, metrics: dict[str, jax.Array]) -> None:
+    def add(self, steps: range, metrics: dict[str, jax.Array]) -> None:
         """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call."""
         self._in_flight.append((steps, metrics))
-        self.done = steps.stop
+        self.step = steps.stop
         is_first = steps.start == self.first.step
         self.read(0 if is_first else LAG)
 
@@ -87,27 +87,39 @@ class Recorder:
         while len(self._in_flight) > leave:
             steps, arrays = self._in_flight.popleft()
             per_step = metrics_of_steps(arrays, len(steps))  # blocking until the call has ended
-            speed, left = self.speed.call_ended(steps.stop)
-            self._ended.extend(_Ended(step, values, speed, left) for step, values in zip(steps, per_step, strict=True))
+            speed = self.speed.call_ended(steps.stop)
+            self._ended.extend(_Ended(step, values, speed) for step, values in zip(steps, per_step, strict=True))
             self._write_ended()
 
     def _write_ended(self) -> None:
         """Check and write the metrics of the steps that have ended. After an error of the listener, a second call continues."""
         train = self.config.train
         while self._ended:
-            step, values, speed, left = self._ended[0]
+            step, values, speed = self._ended[0]
             metrics = numbers({name: value for name, value in values.items() if name != "grad_squares"})
             skipped = int(metrics.pop("skipped_in_a_row", 0))  # reported in a note, not in the file
-            self._check(step, metrics, skipped, values["grad_squares"])
+            if skipped:
+                self.listener.note(skip_note(step, metrics, skipped))
+            check_step(self.program, step, metrics, skipped, values["grad_squares"])
             elapsed = time.perf_counter() - self._began
-            line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
+            line = {
+                "step": step,
+                **metrics,
+                "tokens": self.tokens(step + 1),
+                "elapsed_seconds": elapsed,
+                **speed.metrics,
+            }
             if step % train.log_every == 0 or step == train.steps - 1:
                 line |= self._host_metrics()
                 self._waited = 0.0
                 self.file.write(**line)
             self._ended.popleft()
-            self.checked = step + 1
-            self.listener.progress(line | left)
+            self.checked_step = step + 1
+            self.listener.progress(line | speed.estimates)
+
+    def tolerate_listener(self) -> None:
+        """Drop later exceptions of the listener, so that they cannot prevent a checkpoint."""
+        self.listener = Tolerant(self.listener)
 
     def waiting(self, wait: Callable[[Future[Any]], None]) -> Callable[[Future[Any]], None]:
         """Return a function that waits for data with `wait`, and counts the seconds for the next line of the metrics."""
@@ -138,50 +150,16 @@ class Recorder:
             for name, value in result.metrics.items():
                 metrics[name] = value if isinstance(value, (int, float)) else float(value)  # a NumPy or JAX scalar
         if not math.isfinite(metrics.get("val_loss", 0.0)):
-            raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.done}")
-        self.file.write(step=self.done, **metrics, val_data=data)
+            raise Diverged(f"validation loss is {metrics['val_loss']} at step {self.step}")
+        self.file.write(step=self.step, **metrics, val_data=data)
         self.result = results[0]
         for result in results:
-            self.listener.evaluated(self.done, result)
+            self.listener.evaluated(self.step, result)
 
     def tokens(self, done: int) -> int:
         """Return the number of tokens in the windows of `done` steps, even if a resume changed the batch size."""
         tokens_per_step = self.config.train.batch_size * self.config.row_tokens
         return self.first.tokens + (done - self.first.step) * tokens_per_step
-
-    def _check(self, step: int, metrics: dict[str, float], skipped: int, squared_norms: Any) -> None:
-        """Check the metrics of a step, and report a skipped update.
-
-        Args:
-            step: number of the step.
-            metrics: metrics of the step.
-            skipped: number of updates skipped in a row, including this one; 0: the update was applied.
-            squared_norms: squared norms of the gradients, the metric `grad_squares`.
-
-        Raises:
-            Diverged: if the loss or gradient is non-finite and `optim.not_finite` is stop, or `optim.skip_limit` updates in a
-                row were skipped.
-        """
-        optim = self.config.optim
-        not_finite = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
-        wrong = f"{not_finite[0]} is {metrics[not_finite[0]]}" if not_finite else ""
-        if skipped:
-            reason = wrong or f"loss {metrics['loss']:.4g} or grad_norm {metrics['grad_norm']:.4g} is a spike"
-            self.listener.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
-        too_many = skipped >= optim.skip_limit
-        if (wrong and optim.not_finite == "stop") or too_many:
-            after = f" after {skipped} skipped updates in a row" if too_many else ""
-            event = f"{wrong or 'a spike'} at step {step}{after}"
-            gradient = first_non_finite(self.config.model, self.program.abstract_state.params, squared_norms)
-            raise Diverged(f"{event}, {gradient}" if gradient else event)
-
-
-def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, Any]]:
-    """Block on the metrics of a call of n steps, and return the metrics of each step."""
-    host = jax.device_get(metrics)
-    if not host["loss"].ndim:
-        return [host]
-    return [{name: value[i] for name, value in host.items()} for i in range(n)]
 
 
 def peak_memory() -> int:

@@ -11,6 +11,15 @@ from jaxgpt.data_files import place_of
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.listing import RECORDS
 
+KEPT = (
+    "model.",
+    "data.",
+    "lora.",
+    "post.",
+    "optim.name",
+    "train.eval_windows",
+)  # beginnings of the names of kept settings
+
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:
     """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
@@ -19,17 +28,24 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
         UserError: if a setting that a resumed run must keep has changed, or no steps are left.
     """
     for name, (was, now) in changes(old, new).items():
-        fixed = name.startswith(("model.", "data.", "lora.", "post.", "optim.name", "train.eval_windows"))
-        fixed |= name == "optim.ema_decay" and not (was and now)
-        fixed |= old.post.is_rollout and name in ("train.batch_size", "train.steps_per_call")
-        if name == "post.reward_seconds":
-            continue
-        if name in ("data.path", "data.mix") and _may_continue(old.data, new.data):
-            continue
-        if fixed:
+        if not _may_change(name, old, new):
             raise UserError(_kept(old, name, was, now))
     if step >= new.train.steps != old.train.steps and not new.train.epochs:
         raise UserError(f"--train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
+
+
+def _may_change(name: str, old: Config, new: Config) -> bool:
+    """Return whether a resumed run may change a setting from `old` to `new`."""
+    match name:
+        case "post.reward_seconds":
+            return True
+        case "data.path" | "data.mix":
+            return _may_continue(old.data, new.data)
+        case "optim.ema_decay":  # the state has an EMA or not
+            return bool(old.optim.ema_decay and new.optim.ema_decay)
+        case "train.batch_size" | "train.steps_per_call":  # the answers of a rollout
+            return not old.post.is_rollout
+    return not name.startswith(KEPT)
 
 
 def _may_continue(old: DataConfig, new: DataConfig) -> bool:

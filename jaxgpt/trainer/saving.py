@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,13 +23,25 @@ from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
 from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
 from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans
-from jaxgpt.trainer.events import Tolerant
-from jaxgpt.trainer.failures import Diverged
-from jaxgpt.trainer.finished import evaluations_since_best, out_of_patience
+from jaxgpt.trainer.divergence import Diverged
+from jaxgpt.trainer.finished import evaluations_since_best, is_out_of_patience
 from jaxgpt.trainer.metrics import Ended
 from jaxgpt.trainer.record import LAG, Recorder
 
-SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
+
+class RunRequest(IntEnum):
+    """A request between two calls; the maximum over processes is used."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run: the lowest ranking, infinite before the first evaluation, and its step."""
+
+    ranking: float
+    step: int
 
 
 class Checkpoints:
@@ -43,7 +56,7 @@ class Checkpoints:
 
     Attributes:
         evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
-        best: lowest ranking of the first evaluator and its step; infinite before the first evaluation.
+        best: the best evaluation by the first evaluator.
         since_best: number of evaluations after the best evaluation.
     """
 
@@ -60,21 +73,20 @@ class Checkpoints:
         # The best evaluation; after a change of data or of the first evaluator, rankings are not comparable.
         first = record.first
         self.evaluated = first.step if first.val_loss is not None else 0
-        self.best = (math.inf, first.step)
+        self.best = Best(math.inf, first.step)
         self.since_best = 0
         has_same_data = first.about.get("data", data.fingerprint) == data.fingerprint
         has_same_ranking = first.ranking in (None, about["given"].get("evaluators", ""))
         if has_same_data and has_same_ranking:
-            self.best = tuple(first.about.get("best", self.best))
+            self.best = Best(*first.about.get("best", self.best))
             self.since_best = evaluations_since_best(first)
 
     def evaluation(self, state: Any, ranking: float) -> None:
         """Save a state after its evaluation; the checkpoint with the lowest ranking is the best."""
-        step = self.record.done
+        step = self.record.step
         self.evaluated = step
-        lowest, _ = self.best
-        if math.isfinite(ranking) and ranking < lowest:
-            self.best = (ranking, step)
+        if math.isfinite(ranking) and ranking < self.best.ranking:
+            self.best = Best(ranking, step)
             self.since_best = 0
         else:
             self.since_best += 1
@@ -94,8 +106,8 @@ class Checkpoints:
         """
         record = self.record
         record.read()
-        step = record.done
-        best = {"best": self.best} if math.isfinite(self.best[0]) else {}
+        step = record.step
+        best = {"best": self.best} if math.isfinite(self.best.ranking) else {}
         about = self.about | best | {"since_best": self.since_best}
         info = Info(step, val_loss, record.tokens(step), temporary, about)
         if self._saved != step:
@@ -119,7 +131,7 @@ class Checkpoints:
         self.record.file.reopen()
         self.record.listener.note(
             f"{run.path} was renamed or deleted: its checkpoints and metrics are in a new {run.path}, starting at step "
-            f"{self.record.done}"
+            f"{self.record.step}"
         )
 
     def delete_replaced(self) -> None:
@@ -152,7 +164,7 @@ class Checkpoints:
             self._end("stopped" if self.is_stopped() else "finished")
 
     def _end(self, ended: Ended) -> None:
-        self.record.file.end(self.record.checked, ended)
+        self.record.file.end(self.record.checked_step, ended)
 
     @contextmanager
     def _saving_last(self, state: Callable[[], Any]) -> Iterator[None]:
@@ -161,7 +173,7 @@ class Checkpoints:
             yield
         except (Exception, SystemExit) as e:
             if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX, with the donated state of the step
-                raise Diverged(f"{one_line(e, 200)} at step {self.record.done}") from None
+                raise Diverged(f"{one_line(e, 200)} at step {self.record.step}") from None
             self._save_after(e, state())
             if isinstance(e, UserError):
                 raise TrainingFailed(str(e)) from None
@@ -181,12 +193,12 @@ class Checkpoints:
         Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
         A checkpoint needs all processes, so an error of this process alone saves nothing.
         """
-        step = self.record.done
+        step = self.record.step
         is_of_this_process = process_count() > 1 and not isinstance(error, SharedError)
         is_lost = isinstance(error, (Diverged, WriteFailed)) or is_of_this_process
         if is_lost or step == (self._saved or 0):
             return
-        self.record.listener = Tolerant(self.record.listener)  # the error may be the listener's
+        self.record.tolerate_listener()  # the error may be the listener's
         try:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
                 raise RuntimeError("its arrays have been deleted")
@@ -201,18 +213,21 @@ class Checkpoints:
         else:
             error.add_note(f"jaxgpt: step {step} was saved in {self.saver.directory}")
 
-    def out_of_patience(self) -> bool:
+    def is_out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""
-        return out_of_patience(self.since_best, self.record.config.train)
+        return is_out_of_patience(self.since_best, self.record.config.train)
 
     def is_stopped(self) -> bool:
         """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""
-        return self.evaluated != self.record.config.train.steps and not self.out_of_patience()
+        return self.evaluated != self.record.config.train.steps and not self.is_out_of_patience()
 
-    def ask(self, stop: bool) -> int:
+    def ask(self, stop: bool) -> RunRequest:
         """Request to stop, or to save if due; return the maximum request of all processes (`Poll.ask`)."""
         seconds = self.record.config.train.checkpoint_seconds
         is_due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
+        request = RunRequest.NONE
         if stop:
-            return self._poll.ask(STOP)
-        return self._poll.ask(SAVE if is_due else 0)
+            request = RunRequest.STOP
+        elif is_due:
+            request = RunRequest.SAVE
+        return RunRequest(self._poll.ask(request))

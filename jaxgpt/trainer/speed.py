@@ -23,6 +23,18 @@ class _Call(NamedTuple):
     done: int
 
 
+class CallSpeed(NamedTuple):
+    """The speed at the end of a call. Both dictionaries are empty for the first call, which may include compilation.
+
+    Attributes:
+        metrics: `tokens_per_second` and, if known, `mfu`.
+        estimates: `seconds_left` at the mean speed since the first call, including evaluations.
+    """
+
+    metrics: dict[str, float]
+    estimates: dict[str, float]
+
+
 class Speed:
     """Recent training speed, excluding evaluations and the first call.
 
@@ -40,19 +52,15 @@ class Speed:
         self._excluded = 0.0  # excluded seconds
         self._calls: deque[_Call] = deque()  # recent calls
 
-    def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Record the end of a call, after `done` steps of the run.
-
-        Returns two dictionaries: `tokens_per_second` and, if known, `mfu`; and `seconds_left` at the mean speed since
-        the first call, including evaluations. Both dictionaries are empty for the first call.
-        """
+    def call_ended(self, done: int) -> CallSpeed:
+        """Record the end of a call, after `done` steps of the run."""
         now = time.perf_counter()
         last = _Call(now - self._excluded, done)
         self._calls.append(last)
         if len(self._calls) == 1:
             self._began = now
             self._first = done
-            return {}, {}
+            return CallSpeed({}, {})
 
         # The speed of the calls in the last `WINDOW` seconds.
         while len(self._calls) > 2 and self._calls[1].at <= last.at - WINDOW:
@@ -60,8 +68,10 @@ class Speed:
         first = self._calls[0]
         speed = (last.done - first.done) * self.tokens_per_step / max(last.at - first.at, 1e-9)
         left = (now - self._began) / (done - self._first) * (self.steps - done)
-        mfu = {"mfu": self.mfu * speed} if self.mfu else {}
-        return {"tokens_per_second": speed} | mfu, {"seconds_left": left}
+        metrics = {"tokens_per_second": speed}
+        if self.mfu:
+            metrics["mfu"] = self.mfu * speed
+        return CallSpeed(metrics, {"seconds_left": left})
 
     def exclude(self, seconds: float) -> None:
         """Exclude the last `seconds`, for example of an evaluation, from the recent speed."""

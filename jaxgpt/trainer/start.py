@@ -21,7 +21,7 @@ from jaxgpt.locks import sole_writer
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluators import Evaluator
-from jaxgpt.trainer.feed import DataFeed, Feed
+from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
 from jaxgpt.trainer.given import name_of, ranking_of
 from jaxgpt.trainer.phases import new_run_command
 from jaxgpt.trainer.program import Program
@@ -41,8 +41,8 @@ class Start(NamedTuple):
             resumed run needs the same arrays. A string is the path of a run or RUN/checkpoints/STEP with the same model, and a
             `WeightSource` has weights of any model, which are read onto the devices. With `lora.rank` and `()`, the objective
             receives the base of the adapters.
-        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. If its
-            attribute `of_settings` is true, the settings determine the feed, and checkpoints do not record its name.
+        feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. Checkpoints
+            record the name of a feed that the settings do not determine (`FeedOfSettings`).
         evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
 
@@ -74,7 +74,7 @@ class Start(NamedTuple):
         config = program.config
         if jax.tree.leaves(self.frozen) and not config.post.has_reference:
             given["frozen"] = ""
-        is_of_settings = config.post.is_rollout or getattr(self.feed, "of_settings", False)
+        is_of_settings = config.post.is_rollout or isinstance(self.feed, FeedOfSettings)
         if self.feed is not DataFeed and not is_of_settings:
             given["feed"] = name_of(self.feed)
         if self.evaluators:

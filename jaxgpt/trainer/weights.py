@@ -1,53 +1,39 @@
-"""Initial weights and frozen arrays of a run: opened before the program is built, then read onto its devices."""
+"""Initial weights of a run: opened before the program is built, then read onto its devices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 
+from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import SEAL, Info, read_info
-from jaxgpt.checkpoint.match import first_difference
+from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.source import Place, WeightSource, check_base, checksum, open_base, open_base_of, open_source
+from jaxgpt.checkpoint.source import WeightSource, open_source
 from jaxgpt.config import Config
 from jaxgpt.data.bos import with_bos
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.model.params import abstract_params
-from jaxgpt.train.loss import FrozenParts, base_of
+from jaxgpt.train.adapters import FrozenParts
+from jaxgpt.train.optimizer import restart_schedules
+from jaxgpt.train.skip import init_statistics
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.frozen_sources import (
+    BASE,
+    NEXT_TO_BASE,
+    FrozenArrays,
+    FrozenWeights,
+    open_adapter_base,
+    open_frozen,
+)
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.states import compute, put_stacked
 
-
-@dataclass
-class Base:
-    """Frozen weights: a function that reads them onto the devices of a program, and records their checksum.
-
-    Attributes:
-        source: the weights.
-        run: run that needs these weights, to resume or, with adapters, to start from; None: a new run.
-        part: as for `check_base`.
-        checksum: SHA-256 of the weights, after the call.
-    """
-
-    source: WeightSource
-    run: Run | None
-    part: str = "base"
-    checksum: str = ""
-
-    def __call__(self, place: Place) -> Any:
-        """Read the weights; raise `UserError` if the run was trained with different weights."""
-        base = self.source.read_frozen(place)
-        if self.run:
-            check_base(self.run, self.source, base, self.part)
-        self.checksum = base.checksum
-        return base.params
+FACTS = {BASE: "the frozen weights", NEXT_TO_BASE: "the reference"}  # names in errors, keyed by names in checkpoints
 
 
 class InitialWeights(NamedTuple):
@@ -55,29 +41,42 @@ class InitialWeights(NamedTuple):
 
     Attributes:
         initial: source of the initial weights; None: random initialization, or the run's checkpoint.
-        frozen: base of the adapters (None: random weights), `Start.frozen`, or `FrozenParts` of both, with unstacked layers; a
-            `Base` is not yet read.
-        checksum: SHA-256 of the arrays of `Start.frozen`; "": no arrays.
-        tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
+        has_adapters: whether the run trains adapters.
+        base: the weights that adapters change; None: random weights, or no adapters.
+        frozen: arrays that the objective reads (`Start.frozen`); None: with adapters, their base.
+        tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 
     initial: WeightSource | None = None
-    frozen: Base | Any = ()
-    checksum: str = ""
-    tokenizer: Tokenizer | None = None
     state: Path | None = None
+    has_adapters: bool = False
+    base: FrozenWeights | None = None
+    frozen: FrozenWeights | FrozenArrays | None = None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def frozen_argument(self) -> Any:
+        """The argument `frozen` of `build`."""
+        if self.frozen is None:
+            return self.base
+        if self.has_adapters:
+            return FrozenParts(self.base, self.frozen.argument)
+        return self.frozen.argument
+
+    @property
+    def frozen_parts(self) -> dict[str, FrozenWeights | FrozenArrays]:
+        """The frozen arrays, keyed by the names of their checksums in checkpoints."""
+        parts: dict[str, FrozenWeights | FrozenArrays] = {}
+        if self.base is not None:
+            parts[BASE] = self.base
+        if self.frozen is not None:
+            parts[NEXT_TO_BASE if self.has_adapters else BASE] = self.frozen
+        return parts
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        facts = {}
-        if self.checksum:
-            has_base = isinstance(self.frozen, FrozenParts)
-            facts["the reference" if has_base else "the frozen weights"] = self.checksum
-        for part, each in self.parts.items():
-            if isinstance(each, Base):
-                name = "the reference" if part == "frozen" else "the frozen weights"
-                facts[name] = each.source.digest
+        facts = {FACTS[name]: part.digest for name, part in self.frozen_parts.items() if part.digest}
         if self.initial:
             facts["the weights of --init-from"] = self.initial.digest
         if self.state:
@@ -85,24 +84,12 @@ class InitialWeights(NamedTuple):
         return facts
 
     def about(self) -> dict[str, Any]:
-        """Return facts that every checkpoint records and a resumed run must match; call this after reading the weights."""
-        *_, last = self.parts
-        checksums = {last: self.checksum}
-        for part, each in self.parts.items():
-            if isinstance(each, Base):
-                checksums[part] = each.checksum
-        return {part: checksum for part, checksum in checksums.items() if checksum}
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """The frozen arrays by the name of their checksum in checkpoints; `Start.frozen` is the last."""
-        if isinstance(self.frozen, FrozenParts):
-            return {"base": self.frozen.base, "frozen": self.frozen.of_objective}
-        return {"base": self.frozen}
+        """Return the checksums that checkpoints record and a resumed run must match; call this after building the program."""
+        return {name: part.checksum for name, part in self.frozen_parts.items() if part.checksum}
 
 
 def open_weights(start: Start) -> InitialWeights:
-    """Open the initial weights (`init_from`) or the base of adapters without reading them, and read their tokenizer.
+    """Open the initial weights and the frozen arrays without reading weights onto devices, and read their tokenizer.
 
     Raises:
         UserError: if the weights are missing or damaged, or the optimizer state needs the base of its adapters.
@@ -115,14 +102,14 @@ def open_weights(start: Start) -> InitialWeights:
     origin = None
     state = None
     if config.state_from and is_first:
-        state = _existing_state(config.state_from)
+        state = _existing_state(config)
         path, _ = parse_checkpoint(config.state_from)
         origin = Run(path)
 
     if config.lora.rank:
-        weights = _open_adapters(start, run or origin, state)
+        weights = _open_adapters(start, run or origin)
     else:
-        weights = _open_frozen_arrays(start)._replace(state=state)
+        weights = InitialWeights(frozen=open_frozen(start, BASE))
         if config.init_from and is_first and state is None:
             initial = open_source(*parse_checkpoint(config.init_from))
             weights = weights._replace(initial=initial)
@@ -134,82 +121,42 @@ def open_weights(start: Start) -> InitialWeights:
         tokenizer = run.tokenizer()
     elif source:
         tokenizer = with_bos(source.tokenizer(), config.data.bos)
-    return weights._replace(tokenizer=tokenizer)
+    return weights._replace(state=state, tokenizer=tokenizer)
 
 
-def _open_adapters(start: Start, owner: Run | None, state: Path | None) -> InitialWeights:
-    """Open the base of adapters.
-
-    Args:
-        start: the training job.
-        owner: run that was trained with this base, to resume or to start from; None: a new run.
-        state: checkpoint of the initial adapters and optimizer state.
-    """
-    config = start.config
-    if state and not config.init_from:
-        raise UserError(
-            f"with lora.rank, state_from {config.state_from} needs the base of its adapters: set init_from to the init_from of "
-            f"that run"
-        )
-
-    base = None
-    if config.init_from:
-        run = start.resumed
-        source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
-        base = Base(source, owner)
-
-    # The objective receives the given arrays, otherwise the base.
-    weights = _open_frozen_arrays(start, part="frozen")
-    has_own = isinstance(weights.frozen, Base) or bool(weights.checksum)
-    frozen = FrozenParts(base, weights.frozen) if has_own else base
-    return weights._replace(frozen=frozen, state=state)
-
-
-def _open_frozen_arrays(start: Start, part: str = "base") -> InitialWeights:
-    """Open the frozen weights of an objective, or compute the checksum of its frozen arrays; `part` as for `check_base`."""
-    frozen = start.frozen
-    if isinstance(frozen, str):
-        source = open_frozen(frozen, start.config)
-        return InitialWeights(frozen=Base(source, start.resumed, part))
-    if isinstance(frozen, WeightSource):
-        return InitialWeights(frozen=Base(frozen, start.resumed, part))
-    if jax.tree.leaves(frozen):
-        return InitialWeights(frozen=frozen, checksum=checksum(frozen))
-    return InitialWeights(frozen=frozen)
+def _open_adapters(start: Start, owner: Run | None) -> InitialWeights:
+    """Open the base of adapters, and the arrays of the objective; `owner` as for `open_adapter_base`."""
+    base = open_adapter_base(start, owner)
+    frozen = open_frozen(start, NEXT_TO_BASE)
+    has_own = bool(frozen.digest)
+    return InitialWeights(has_adapters=True, base=base, frozen=frozen if has_own else None)
 
 
 def _run_of_weights(start: Start, weights: InitialWeights) -> Run | None:
     """Return the run with the tokenizer for a new run; None: the tokenizer comes from the data."""
     if weights.initial:
         return weights.initial.run
-    base = base_of(weights.frozen)
-    if start.config.lora.rank and isinstance(base, Base):
-        return base.source.run
+    if weights.base:
+        return weights.base.source.run
     if isinstance(start.frozen, WeightSource):  # random weights have the tokenizer of the frozen weights
         return start.frozen.run
     return None
 
 
-def _existing_state(checkpoint: str) -> Path:
-    """Return the path of a checkpoint to start from; raise `UserError` if it has been deleted."""
-    path = Path(checkpoint)
+def _existing_state(config: Config) -> Path:
+    """Return the path of the checkpoint `state_from`; raise `UserError` if it was deleted, or its adapters have no base."""
+    path = Path(config.state_from)
     if not path.is_dir():
         raise UserError(
-            f"the checkpoint to start from, {checkpoint}, has been deleted: restore it, or start from a different one with "
-            f"--init-from RUN --keep-optimizer --overwrite"
+            f"the checkpoint to start from, {config.state_from}, has been deleted: restore it, or start from a different one "
+            f"with --init-from RUN --keep-optimizer --overwrite"
+        )
+    if config.lora.rank and not config.init_from:
+        raise UserError(
+            f"with lora.rank, state_from {config.state_from} needs the base of its adapters: set init_from to the init_from of "
+            f"that run"
         )
     return path
-
-
-def open_frozen(path: str, config: Config) -> WeightSource:
-    """Open the frozen weights at a path; raise `UserError` if their model has different weights than the trained model."""
-    source = open_source(*parse_checkpoint(path))
-    difference = first_difference(abstract_params(source.config.model), config.model)
-    if difference:
-        raise UserError(
-            f"the model of {path} differs from the trained model ({difference}): choose weights of the same model"
-        )
-    return source
 
 
 def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
@@ -217,7 +164,43 @@ def starting_state(program: Program, run: Run, last: Info | None, weights: Initi
     if last:
         return program.restore(run.checkpoints, last.step)
     if weights.state:
-        return program.with_new_schedule(weights.state.parent, int(weights.state.name))
+        return restarted_state(program, weights.state)
     if weights.initial:
         return program.init(weights.initial.read(program.place), donate=True)
     return program.init()
+
+
+def restarted_state(program: Program, checkpoint: Path) -> TrainState:
+    """Restore a checkpoint of a different run as the state before step 0.
+
+    Weights, EMA and moments are kept; steps, learning-rate schedule and statistics of skipped updates start again. An EMA
+    that the checkpoint lacks starts at its weights.
+
+    Raises:
+        UserError: if the checkpoint is damaged or does not match the config.
+    """
+    damage = find_damage(checkpoint)
+    if damage:
+        fix = "choose a different step, or omit --keep-optimizer"
+        raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {fix}")
+    mesh = program.mesh
+    abstract = program.abstract
+    stored = abstract.checkpoint._replace(skip=None)
+    like = abstract.state._replace(skip=None)
+    if not (checkpoint / "ema").is_dir():
+        stored = stored._replace(ema=None)
+        like = like._replace(ema=None)
+
+    # Only the counts of the schedules are new arrays: the restored arrays are used without a copy.
+    state = store.restore(checkpoint.parent, int(checkpoint.name), stored)
+    state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
+    state = put_stacked(program.config, state, like, donate=True)
+
+    # The parts that the run needs, but the checkpoint lacks.
+    if abstract.state.ema is not None and state.ema is None:
+        average = compute(mesh, lambda params: params, state.params, like.params)
+        state = state._replace(ema=average)
+    if abstract.state.skip is not None:
+        statistics = compute(mesh, lambda _: init_statistics(), (), abstract.state.skip)
+        state = state._replace(skip=statistics)
+    return state

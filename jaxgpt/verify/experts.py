@@ -22,7 +22,8 @@ from jaxgpt.model.moe import MoE
 from jaxgpt.ops.activations import activate
 from jaxgpt.ops.attention import Visible, document_positions, row_positions
 from jaxgpt.train import step
-from jaxgpt.train.loss import next_token_loss, router_penalties, token_losses
+from jaxgpt.train.loss import next_token_loss, token_losses
+from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
 MARGIN = 1e-5  # rounding may change the choice of a token if its last chosen and its next score are closer than this

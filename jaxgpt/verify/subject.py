@@ -19,7 +19,8 @@ from jaxgpt.kernels import best
 from jaxgpt.lm import LM, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
-from jaxgpt.train.loss import next_token_loss, router_penalties
+from jaxgpt.train.loss import next_token_loss
+from jaxgpt.train.side_outputs import router_penalties
 
 LENGTH = 48  # maximum tokens per row of a forward pass; fewer in a short context
 ROWS = 8  # rows of a batch for gradients, shardable over 2, 4 or 8 devices

@@ -22,7 +22,8 @@ from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, count_parameters
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.train.loss import next_token_loss, router_penalties
+from jaxgpt.train.loss import next_token_loss
+from jaxgpt.train.side_outputs import router_penalties
 
 CONFIG = small("experts", block_size=16)
 

@@ -25,7 +25,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import init_lora, merge
 from jaxgpt.post.start import build_program
-from jaxgpt.train.loss import FrozenParts, with_adapters
+from jaxgpt.train.adapters import FrozenParts, with_adapters
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.metrics import read_metrics

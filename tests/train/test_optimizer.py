@@ -20,7 +20,7 @@ from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.muon import orthogonal
-from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule
+from jaxgpt.train.optimizer import decay_mask, make_optimizer, muon_labels, schedule
 
 
 def config(model: ModelConfig | None = None, **optim: Any) -> Config:
@@ -98,7 +98,7 @@ def test_muon_updates_only_the_matrices_of_blocks() -> None:
 
 def muon_names(model: GPT, params: Any) -> set[str]:
     """Return the names of the parameters that Muon updates."""
-    return {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
+    return {name for name, group in names(muon_labels(params, model.config)).items() if group == "muon"}
 
 
 @pytest.mark.parametrize("scanned", [False, True])
@@ -119,7 +119,7 @@ def test_muon_equals_optax_muon(scanned: bool) -> None:
         muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, sides),
     )  # fmt: skip
     unchanged = optax.identity()
-    reference = optax.partition({"muon": theirs, "adam": unchanged}, partial(groups, model=model.config))
+    reference = optax.partition({"muon": theirs, "adam": unchanged}, partial(muon_labels, model=model.config))
 
     @partial(jax.jit, static_argnums=0)
     def second_update(optimizer: optax.GradientTransformation, first: Any, second: Any) -> Any:

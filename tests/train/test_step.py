@@ -27,10 +27,9 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
-from jaxgpt.train.step import gradients, init_state, train_step
+from jaxgpt.train.step import STEP_METRICS, apply_gradients, gradients, init_state, train_step
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.failures import compile_lowered
-from jaxgpt.trainer.loop import compiling
+from jaxgpt.trainer.compilation import compile_lowered, compiling
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.states import shardings_of
 
@@ -540,3 +539,19 @@ def test_training_starts_from_given_weights() -> None:
     _, params = make(p.config.model, seed=5)
     state = p.init(params)
     assert (state.params["wte"]["embedding"] == params["wte"]["embedding"]).all()
+
+
+def test_an_update_keeps_the_metrics_that_it_receives() -> None:
+    """The caller may use its metrics again: the update returns new metrics."""
+    received = {"loss": jnp.float32(1.0)}
+
+    def update() -> dict[str, jax.Array]:
+        params = {"w": jnp.ones(2)}
+        optimizer = optax.sgd(0.1)
+        state = init_state(params, optimizer, skip=True)
+        _, metrics = apply_gradients(state, params, received, optimizer=optimizer)
+        return metrics
+
+    metrics = jax.eval_shape(update)
+    assert set(received) == {"loss"}
+    assert set(metrics) == set(STEP_METRICS)

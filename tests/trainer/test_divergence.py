@@ -17,7 +17,7 @@ from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.train.step import squared_norms
-from jaxgpt.trainer.failures import first_non_finite
+from jaxgpt.trainer.divergence import first_non_finite
 
 WORDS = "first in the backward pass in the gradient of"
 

@@ -24,14 +24,16 @@ from jaxgpt.model import GPT
 from jaxgpt.model.attention import Attention
 from jaxgpt.model.gpt import Block
 from jaxgpt.model.params import count_parameters
-from jaxgpt.train.loss import FrozenParts, RowSums, next_token_loss
+from jaxgpt.train.loss import RowSums, next_token_loss
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.evaluators import Measured
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.feed import DataFeed
+from jaxgpt.trainer.frozen_sources import FrozenArrays, FrozenWeights
+from jaxgpt.trainer.given import ranking_of
 from jaxgpt.trainer.loop import Outcome, Start, train
-from jaxgpt.trainer.weights import Base, InitialWeights
+from jaxgpt.trainer.weights import InitialWeights
 
 
 class Notes(Listener):
@@ -247,6 +249,15 @@ def test_a_run_of_a_subclass_of_an_older_version_needs_its_class_to_resume() -> 
 
 def test_processes_compare_the_arrays_and_the_base_of_adapters() -> None:
     """Arrays of an objective next to the base of adapters are facts of their own."""
-    base = Base(cast(Any, SimpleNamespace(digest="of the base")), None)
-    weights = InitialWeights(frozen=FrozenParts(base, np.ones(2)), checksum="of the arrays")
+    base = FrozenWeights(cast(Any, SimpleNamespace(digest="of the base")), None)
+    arrays = FrozenArrays(np.ones(2), checksum="of the arrays")
+    weights = InitialWeights(has_adapters=True, base=base, frozen=arrays)
     assert weights.facts() == {"the reference": "of the arrays", "the frozen weights": "of the base"}
+
+
+def test_a_first_evaluator_named_like_a_ranking_of_the_settings_is_given_in_python() -> None:
+    def loss(program: Any, params: Any, watch: Any) -> Measured:
+        return Measured({"mine": 1.0}, 1.0)
+
+    assert ranking_of(loss, CONFIG) == "loss"
+    assert ranking_of(ValidationLoss(), CONFIG) == ""

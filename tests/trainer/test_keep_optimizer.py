@@ -27,6 +27,7 @@ from jaxgpt.trainer.build import build
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.weights import restarted_state
 
 
 def first(config: Config, out: str = "first") -> TrainState:
@@ -44,7 +45,7 @@ def start_of(config: Config) -> TrainState:
     """Return the state before the first step of a run."""
     assert train(Start(config, "second"), Silent(), until=1).step == 1
     origin = Path(config.state_from)
-    return build(config).with_new_schedule(origin.parent, int(origin.name))
+    return restarted_state(build(config), origin)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_adapters_keep_their_base_and_their_moments() -> None:
     assert config.init_from == tuned.init_from
     assert config.lora == LoraConfig(rank=2, targets="q_proj")
     outcome = train(Start(config, "second"), Silent(), until=1)
-    restored = build(config).with_new_schedule(Path("first/checkpoints"), 8)
+    restored = restarted_state(build(config), Path("first/checkpoints/8"))
     assert same_bits(restored.params, state.params)
     assert int(outcome.state.step) == 1
     assert load("second").config.model == load("base").config.model
@@ -225,7 +226,7 @@ def test_the_restored_arrays_are_used_without_a_copy(monkeypatch: pytest.MonkeyP
         return restored[-1]
 
     monkeypatch.setattr(store, "restore", recorded)
-    state = build(config).with_new_schedule(Path("first/checkpoints"), 2)
+    state = restarted_state(build(config), Path("first/checkpoints/2"))
 
     def buffers(tree: Any) -> set[int]:
         shards = [shard.data for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxgpt.follow.tail import row_of
-from jaxgpt.trainer.metrics import MetricsFile, numbers, read_metrics
+from jaxgpt.trainer.metrics import MetricsFile, read_metrics
+from jaxgpt.trainer.step_metrics import numbers
 
 
 def test_loads_are_summarized_for_each_layer() -> None:

@@ -99,12 +99,12 @@ def test_the_parts_of_an_evaluation_are_progress(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("others", "named"),
     [
-        ({1: Status(11, READING, 200)}, "process 1 has not reached step 12 for 3 minutes: reading the data"),
+        ({1: Status(11, READING)}, "process 1 has not reached step 12 for 3 minutes: reading the data"),
         (
-            {1: Status(11, COMPUTING, 200), 2: Status(9, COMPUTING, 1)},
+            {1: Status(11, COMPUTING), 2: Status(9, COMPUTING)},
             "process 2 has not reached step 10 for 3 minutes",
         ),
-        ({1: Status(12, COMPUTING, 200)}, "process 0 has not reached step 12 for 3 minutes: computing"),
+        ({1: Status(12, COMPUTING)}, "process 0 has not reached step 12 for 3 minutes: computing"),
     ],
 )
 def test_the_process_that_others_wait_for_is_named(

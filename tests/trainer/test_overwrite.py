@@ -57,7 +57,12 @@ def bug(*_: object) -> Any:
 @pytest.mark.parametrize(
     ("function", "fail", "code", "message"),
     [
-        ("loop.compile_lowered", uncompilable, 2, "jaxgpt: too large for the compiler; the old run in out is kept\n"),
+        (
+            "compilation.compile_lowered",
+            uncompilable,
+            2,
+            "jaxgpt: too large for the compiler; the old run in out is kept\n",
+        ),
         ("program.Program.step", out_of_memory, 1, "there is no checkpoint yet; the old run in out is kept\n"),
         ("program.Program.put_batches", bug, 1, "jaxgpt: KeyError: 'mine': the old run in out is kept\n"),
     ],

@@ -26,7 +26,8 @@ from jaxgpt.model.scan import ScannedGPT, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.sums import sums_by_device
-from jaxgpt.train.loss import next_token_loss, side_sums
+from jaxgpt.train.loss import next_token_loss
+from jaxgpt.train.side_outputs import side_sums
 from jaxgpt.train.step import gradient_sums
 
 CONFIG = small("gpt2", block_size=16)

@@ -23,8 +23,8 @@ class Run:
     def call(self, seconds: float, steps: int = 1) -> None:
         self.now += seconds
         self.done += steps
-        recent, left = self.speed.call_ended(self.done)
-        self.values = recent | left
+        speed = self.speed.call_ended(self.done)
+        self.values = speed.metrics | speed.estimates
 
 
 def test_no_speed_after_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

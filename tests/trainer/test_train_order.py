@@ -20,14 +20,14 @@ from jaxgpt.data.opened import Recorded
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer import loop, saving
+from jaxgpt.trainer import loop, run_evaluation, saving
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer.calls import is_evaluated, plan_calls
 from jaxgpt.trainer.evaluators import Measured, Watch
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.loop import Start, train
 from jaxgpt.trainer.record import LAG
-from jaxgpt.trainer.saving import SAVE, STOP
+from jaxgpt.trainer.saving import RunRequest
 
 CONFIG = preset("statquest").with_model(vocab_size=5)
 CASES = 300
@@ -125,10 +125,11 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         def forget(self) -> None: ...
         def ask(self, request: int) -> int:
             stops = case.stop is not None and len(case.events) >= case.stop
-            return STOP if stops else SAVE if len(case.events) in case.save else 0
+            saves = len(case.events) in case.save
+            return RunRequest.STOP if stops else RunRequest.SAVE if saves else RunRequest.NONE
 
     @contextmanager
-    def open_for_training(*_: Any) -> Iterator[Any]:
+    def opened_run(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run"))
 
     def evaluate(program: Any, params: Any, watch: Watch) -> Any:
@@ -164,24 +165,26 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "batches_of": batches_of,
         "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: "compiled step")),
         "room_for_temporaries": room_for_temporaries,
-        "trim_memory": lambda: remember("trim"),
         "check_directory": lambda start: None,
-        "check_target": lambda *_: None,
         "newest_checkpoint": lambda start, note: case.last,
-        "open_for_training": open_for_training,
+        "opened_run": opened_run,
         "with_data_facts": lambda config, data, last: config,
         "MetricsFile": File,
         "Saver": Saver,
     }
     for name, stub in stubs.items():
         patch.setattr(loop, name, stub)
+    patch.setattr(run_evaluation, "trim_memory", lambda: remember("trim"))
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
     patch.setattr(saving, "Poll", Poll)
     patch.setattr(record_module, "provenance", lambda: {"started": ""})
     patch.setattr(saving.Checkpoints, "_check_run", lambda self: None)  # no run is on the disk
     try:
-        parts = {"build": lambda *_, **__: Program(), "feed": lambda *_: SimpleNamespace(reads_state=False)}
+        parts = {
+            "build": lambda *_, **__: Program(),
+            "feed": lambda *_: SimpleNamespace(reads_state=False, interrupted=False),
+        }
         start = Start(config, data=data, evaluators=(evaluate,), **parts)  # type: ignore
         return train(start, Simulated(), case.until)
     except TrainingFailed:

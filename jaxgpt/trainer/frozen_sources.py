@@ -1,0 +1,116 @@
+"""Frozen arrays of a run: the base of adapters, and what the objective reads, such as a reference model.
+
+They are opened before the program is built, so that processes can compare them, and are read onto its devices by `build`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxgpt.checkpoint.match import first_difference
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.source import Place, WeightSource, check_base, checksum, open_base, open_base_of, open_source
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
+from jaxgpt.model.params import abstract_params
+from jaxgpt.trainer.start import Start
+
+# Names of checksums in checkpoints. With adapters, the arrays of the objective have their own name.
+BASE = "base"
+NEXT_TO_BASE = "frozen"
+
+
+@dataclass
+class FrozenWeights:
+    """Frozen weights of a checkpoint: a function that reads them onto the devices of a program.
+
+    Attributes:
+        source: the weights.
+        run: run that needs these weights, to resume or, with adapters, to start from; None: a new run.
+        part: name of the checksum, as for `check_base`.
+        checksum: SHA-256 of the arrays, set by the call; "" before.
+    """
+
+    source: WeightSource
+    run: Run | None
+    part: str = BASE
+    checksum: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the files: equal in all processes of a run."""
+        return self.source.digest
+
+    @property
+    def argument(self) -> Any:
+        """The argument of `build`: this function, which `build` calls with the devices."""
+        return self
+
+    def __call__(self, place: Place) -> Any:
+        """Read the weights; raise `UserError` if the run was trained with different weights."""
+        frozen = self.source.read_frozen(place)
+        if self.run:
+            check_base(self.run, self.source, frozen, self.part)
+        self.checksum = frozen.checksum
+        return frozen.params
+
+
+class FrozenArrays(NamedTuple):
+    """Frozen arrays that are given in Python.
+
+    Attributes:
+        arrays: any tree of arrays with unstacked layers.
+        checksum: SHA-256 of the arrays; "": no arrays.
+    """
+
+    arrays: Any
+    checksum: str
+
+    @property
+    def digest(self) -> str:
+        """The checksum: equal in all processes of a run."""
+        return self.checksum
+
+    @property
+    def argument(self) -> Any:
+        """The argument of `build`: the arrays."""
+        return self.arrays
+
+
+def open_adapter_base(start: Start, owner: Run | None) -> FrozenWeights | None:
+    """Open the base of adapters without reading it; None: random weights.
+
+    `owner` is the run that was trained with this base, to resume or to start from; None: a new run.
+    """
+    config = start.config
+    if not config.init_from:
+        return None
+    run = start.resumed
+    source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
+    return FrozenWeights(source, owner)
+
+
+def open_frozen(start: Start, part: str) -> FrozenWeights | FrozenArrays:
+    """Open the weights of `Start.frozen` without reading them, or compute the checksum of its arrays."""
+    frozen = start.frozen
+    if isinstance(frozen, str):
+        frozen = open_same_model(frozen, start.config)
+    if isinstance(frozen, WeightSource):
+        return FrozenWeights(frozen, start.resumed, part)
+    has_arrays = bool(jax.tree.leaves(frozen))
+    return FrozenArrays(frozen, checksum(frozen) if has_arrays else "")
+
+
+def open_same_model(path: str, config: Config) -> WeightSource:
+    """Open the frozen weights at a path; raise `UserError` if their model has different weights than the trained model."""
+    source = open_source(*parse_checkpoint(path))
+    difference = first_difference(abstract_params(source.config.model), config.model)
+    if difference:
+        raise UserError(
+            f"the model of {path} differs from the trained model ({difference}): choose weights of the same model"
+        )
+    return source
