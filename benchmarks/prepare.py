@@ -45,8 +45,7 @@ def load_tiktoken(path: str) -> Any:
     import tiktoken
 
     vocab = json.loads(load_tokenizer(Path(path)).to_json())["model"]["vocab"]
-    bytes_of = BYTE_VOCAB
-    ranks = {bytes(bytes_of[c] for c in name): i for name, i in vocab.items() if i != END}
+    ranks = {bytes(BYTE_VOCAB[c] for c in name): i for name, i in vocab.items() if i != END}
     return tiktoken.Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": END})
 
 

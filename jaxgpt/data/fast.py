@@ -61,12 +61,11 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
     if not is_plain_bpe or not has_only_special or value["normalizer"]:
         return {}
 
-    bytes_of = BYTE_VOCAB
     merged = [a + b for a, b in model["merges"]]
-    tokens = dict.fromkeys([*bytes_of, *merged])  # without duplicates
+    tokens = dict.fromkeys([*BYTE_VOCAB, *merged])  # without duplicates
     ids = {token: model["vocab"].get(token, -1) for token in tokens}
 
-    are_of_bytes = set("".join(merged)) <= bytes_of.keys()
+    are_of_bytes = set("".join(merged)) <= BYTE_VOCAB.keys()
     merges_by_id = merged == sorted(set(merged), key=ids.__getitem__)
     if not are_of_bytes or not merges_by_id:
         return {}
@@ -74,4 +73,4 @@ def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, in
         encoded = tokenizer.library.model.tokenize(token)
         if [part.id for part in encoded] != [i]:
             return {}
-    return {bytes(map(bytes_of.__getitem__, token)): i for token, i in ids.items()}
+    return {bytes(BYTE_VOCAB[c] for c in token): i for token, i in ids.items()}
