@@ -93,15 +93,19 @@ class Section:
 
 
 def _kinds(section: Any) -> dict[str, Any]:
-    """Return the type of each field of a section, with the current values of its Literals, which a program may extend."""
+    """Return the type of each field of a section.
+
+    A program may extend a Literal that a module names, such as `model_settings.ActivationName`, so the names are looked up
+    in each call.
+    """
     module = vars(sys.modules[section.__module__])
-    named = tuple(module.get(str(each.type)) for each in fields(section))
-    return _resolved(section, named)
+    named = tuple(module.get(str(each.type)) for each in fields(section))  # annotations are strings
+    return _type_hints(section, named)
 
 
 @lru_cache(maxsize=64)
-def _resolved(section: type, named: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the type hints of a section; `named`: the types in its hints, part of the cache key."""
+def _type_hints(section: type, named: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the type hints of a section; `named`, the types that its annotations name, is only a part of the cache key."""
     return get_type_hints(section)
 
 

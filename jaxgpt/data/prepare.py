@@ -151,7 +151,7 @@ def _write_remaining(
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)
     repeats = None if params.dedup == "none" else Repeats()
-    _skip(islice(pieces, index["pieces"]), repeats, params)
+    _skip_written(islice(pieces, index["pieces"]), repeats, params)
 
     encoder = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
     encoded = encode_in_threads(encoder.encode_batch, batches_of(pieces), params.workers or cores())
@@ -170,22 +170,22 @@ def _is_divided(index: Index, sources: Sequence[Source]) -> bool:
     return documents + dropped > sum(len(source.files) for source in sources)
 
 
-def _skip(written: Iterable[DocumentPiece], repeats: Repeats | None, params: PrepareParams) -> None:
+def _skip_written(written: Iterable[DocumentPiece], repeats: Repeats | None, params: PrepareParams) -> None:
     """Read the pieces that an interrupted command has written, and add their documents to `repeats`."""
     if repeats is None:
         deque(written, maxlen=0)
         return
     for piece in written:
         identity = piece.identity
-        is_first = piece.is_first
         if piece.is_first and piece.is_last:
             try:
                 text = piece.text()
-            except UserError:
+            except UserError:  # skipped by the interrupted command
+                continue
+            if is_short(piece, text, params):
                 continue
             identity = hashlib.sha256(text.encode()).digest()
-            is_first = not is_short(piece, text, params)
-        repeats.add(is_first, identity)
+        repeats.add(piece.is_first, identity)
 
 
 def _write(
@@ -225,9 +225,7 @@ def _write(
             progress(read - start, max(total - start, 0), _counts(index))
 
         if not index["splits"]["train"]["documents"]:
-            first = index["skipped"]["first"][:1]
-            reason = f"; the first error: {first[0]}" if first else ""
-            raise UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
+            raise _no_documents(index)
         for writer in writers.values():
             writer.finish()
 
@@ -278,6 +276,13 @@ def _drop_reason(piece: EncodedPiece, repeats: Repeats | None) -> str:
     if repeats is not None and repeats.is_repeat:
         return "repeated"
     return ""
+
+
+def _no_documents(index: Index) -> UserError:
+    """Return the error for sources without documents for training."""
+    first = index["skipped"]["first"][:1]
+    reason = f"; the first error: {first[0]}" if first else ""
+    return UserError(f"no documents for training ({_dropped(index)}): use other sources{reason}")
 
 
 def _dropped(index: Index) -> str:
