@@ -56,24 +56,24 @@ def _document_hashes(data: Data, splits: Sequence[Split]) -> np.ndarray | None:
     return None
 
 
-class Bounds(NamedTuple):
+class DocumentBounds(NamedTuple):
     """Positions of the documents of a split, int64; an empty document ends where it begins."""
 
     begins: np.ndarray  # first position of each document
     ends: np.ndarray  # position after the end of each document
 
 
-def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> Bounds:
+def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> DocumentBounds:
     """Find the documents of a split."""
     if isinstance(split, Packed):
-        return Bounds(split.begins, split.begins + split.lengths + 1)
+        return DocumentBounds(split.begins, split.begins + split.lengths + 1)
     assert isinstance(split, Tokens)
     with_ends = Tokens(split.parts, end_ids=end_ids)
     end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
-    return Bounds(np.append(0, end_tokens + 1), np.append(end_tokens, len(split)))
+    return DocumentBounds(np.append(0, end_tokens + 1), np.append(end_tokens, len(split)))
 
 
-def _hashes_of_ids(splits: Sequence[Split], bounds: Sequence[Bounds]) -> np.ndarray:
+def _hashes_of_ids(splits: Sequence[Split], bounds: Sequence[DocumentBounds]) -> np.ndarray:
     """Return the hash of the ids of each non-empty document."""
     hashes = array("q")
     for split, of_split in zip(splits, bounds, strict=True):
