@@ -73,7 +73,7 @@ def _bytes(files: Sequence[Path]) -> int:
 
 
 class _Tree:
-    """A directory tree, whose directories are read once.
+    """A directory tree: reads each directory once, and counts what is skipped.
 
     Attributes:
         skipped: number of skipped directories and output files so far, keyed by kind.
@@ -106,7 +106,7 @@ class _Tree:
                 yield path
 
     def _below(self, directory: Path) -> Iterator[Path]:
-        """Yield the files of a subdirectory, unless it is skipped or read elsewhere."""
+        """Yield the files of a subdirectory, unless it is skipped, or a link to a directory that is read anyway."""
         if directory.is_symlink() and _is_read_anyway(directory.resolve(), self._root):
             return
         kind = output_kind(directory)

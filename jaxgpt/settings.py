@@ -95,8 +95,7 @@ class Section:
 def _kinds(section: Any) -> dict[str, Any]:
     """Return the type of each field of a section.
 
-    A program may extend a Literal that a module names, such as `model_settings.ActivationName`, so the names are looked up
-    in each call.
+    Each call looks up the named Literals, such as `model_settings.ActivationName`, because a program may extend them.
     """
     module = vars(sys.modules[section.__module__])
     named = tuple(module.get(str(each.type)) for each in fields(section))  # annotations are strings
