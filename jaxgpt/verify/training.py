@@ -68,11 +68,11 @@ def devices(s: Subject) -> float:
     The optimizer is Adam with betas of 0 and an epsilon of 1: for small gradients, its update `lr * g / (|g| + 1)` is
     proportional to g. The usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
-    found = jax.devices()
-    if len(found) < 2:
+    available = jax.devices()
+    if len(available) < 2:
         with suppress(RuntimeError):  # error if JAX_PLATFORMS excludes the CPU
-            found = jax.devices("cpu")
-    if len(found) < 2:
+            available = jax.devices("cpu")
+    if len(available) < 2:
         raise NotApplicable("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
     plain: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "grad_clip": 0.0}
     smooth = OptimConfig(learning_rate=1000.0, beta1=0.0, beta2=0.0, eps=1.0, **plain)
@@ -81,13 +81,13 @@ def devices(s: Subject) -> float:
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
-        program = with_arrays(make_program(config, make_mesh(config.mesh, found)))
+        program = with_arrays(make_program(config, make_mesh(config.mesh, available)))
         state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
 
     one = update(replace(config, mesh=MeshConfig(data=1)))
-    many = update(replace(config, mesh=_split(config, len(found))))
+    many = update(replace(config, mesh=_split(config, len(available))))
     return max(distance(a, b) for a, b in zip(many, one, strict=True))
 
 
@@ -165,8 +165,8 @@ def transformers(s: Subject) -> float:
 
     theirs.utils.logging.set_verbosity_error()
     theirs.utils.logging.disable_progress_bar()
-    how = {"attn_implementation": "eager", "dtype": torch.float32}
-    model: Any = theirs.AutoModelForCausalLM.from_pretrained(exported, **how).eval()
+    options = {"attn_implementation": "eager", "dtype": torch.float32}
+    model: Any = theirs.AutoModelForCausalLM.from_pretrained(exported, **options).eval()
     with torch.no_grad():
         logits = model(torch.tensor(np.asarray(s.tokens, np.int64))).logits.numpy()
     return distance(s.forward(s.params, s.tokens), logits)
