@@ -65,8 +65,20 @@ class Instruction(NamedTuple):
 Computation = dict[str, Instruction]
 
 
-def read_computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Return the computations of a module, keyed by name, and the name of the entry computation."""
+class HloModule(NamedTuple):
+    """The text of a compiled program, read into computations.
+
+    Attributes:
+        computations: the computations, keyed by name.
+        entry: name of the computation that the program executes.
+    """
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def read_computations(text: str) -> HloModule:
+    """Read the computations in the text of a compiled program."""
     computations: dict[str, Computation] = {}
     entry = ""
     body: Computation = {}  # instructions after the last header
@@ -87,7 +99,7 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
                 rest=match["rest"],
                 root=bool(match["root"]),
             )
-    return computations, entry
+    return HloModule(computations, entry)
 
 
 def root_of(computation: Computation) -> Instruction | None:
