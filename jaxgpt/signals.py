@@ -1,4 +1,4 @@
-"""Stop on a signal: the first signal requests a stop; two Ctrl-C in two seconds end the process."""
+"""Stop on a signal: in training, the first signal requests a stop; two Ctrl-C in two seconds end the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
@@ -48,17 +48,19 @@ class Stop:
 
 @dataclass
 class _Process:
-    """State of this process, shared by its signal handlers and the thread of `exit_on_second_signal`.
+    """State of this process, shared by its signal handlers and the thread of `exit_on_signals`.
 
     Attributes:
         advice: returns the advice for an early exit, see `set_advice`.
         stop: request of the innermost `stop_on_signal`.
-        is_watching: whether the thread of `exit_on_second_signal` receives all signals.
+        is_watching: whether the thread of `exit_on_signals` receives all signals.
+        ending: held by the thread that prints the last line, so that no other thread prints it again.
     """
 
     advice: Callable[[], str]
     stop: Stop | None = None
     is_watching: bool = False
+    ending: threading.RLock = field(default_factory=threading.RLock)
 
 
 _process = _Process(advice=str)  # `str()` is "": no advice
@@ -72,6 +74,12 @@ def set_advice(advice: Callable[[], str]) -> None:
 def advice() -> str:
     """Return the advice for a process that ends early; "" before `set_advice`."""
     return _process.advice()
+
+
+def with_advice(reason: str) -> str:
+    """Append the advice for an early end, if any, to its reason."""
+    text = advice()
+    return f"{reason}: {text}" if text else reason
 
 
 @contextmanager
@@ -100,7 +108,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
 
 def _request_stop(stop: Stop, notice: str, number: int, frame: object) -> None:
     """Handle a signal: request a stop and write `notice`; raise KeyboardInterrupt for a SIGINT after the request."""
-    # The thread of `exit_on_second_signal`, if it runs, has counted the signal, perhaps long before this handler runs.
+    # The thread of `exit_on_signals`, if it runs, has counted the signal, perhaps long before this handler runs.
     if stop.arrived is None or not _process.is_watching:
         stop.count()
     if stop.requested:
@@ -118,21 +126,26 @@ def is_stop_requested() -> bool:
     return _process.stop is not None and _process.stop.requested
 
 
-def exit_on_second_signal() -> None:
-    """End the process on two SIGINT within two seconds, even inside XLA's compiler.
+def exit_on_signals() -> None:
+    """End the process with one line on a signal other than SIGINT, and on two SIGINT within two seconds.
 
-    Python runs no signal handlers while XLA compiles. Ending the process at any time is safe: a write is atomic, or the next
-    command drops its incomplete part.
+    This applies even inside XLA's compiler, while Python runs no signal handlers, and unless `stop_on_signal` handles the
+    signal. Signals that were ignored before stay ignored. Ending the process at any time is safe: a write is atomic, or the
+    next command drops its incomplete part.
     """
     _process.is_watching = True
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required by signal.set_wakeup_fd
     signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # not SIGINT, which raises KeyboardInterrupt
+            signal.signal(number, _end)
+    os.register_at_fork(after_in_child=restore_signals)  # a child would report its signals to this process
     threading.Thread(target=_watch, args=[receiver], daemon=True).start()
 
 
 def _watch(receiver: socket.socket) -> None:
-    """Count the signals that arrive at a socket, one byte for each, and end the process on the second Ctrl-C."""
+    """Handle the signals that arrive at a socket, one byte for each: count them, or end the process."""
     pressed = -TWICE  # monotonic time of the last Ctrl-C
     while True:
         received = receiver.recv(1)
@@ -141,19 +154,29 @@ def _watch(receiver: socket.socket) -> None:
         [number] = received
         if _process.stop is not None and number in SIGNALS:
             _process.stop.count()
+        if signal.getsignal(number) is _end:  # the main thread may be in native code, and not call it
+            _end(number, None)
         if number != signal.SIGINT:
             continue
         now = time.monotonic()
         if now - pressed < TWICE:
-            text = advice()
-            exit_now(f"interrupted: {text}" if text else "interrupted", INTERRUPTED)
+            exit_now(with_advice("interrupted"), INTERRUPTED)
         pressed = now
 
 
-def keep_on_second_signal() -> None:
-    """Undo `exit_on_second_signal`, in a process that forwards its signals and waits for other processes."""
+def _end(number: int, frame: object) -> NoReturn:
+    """Handle a signal: print a line, and exit with the code that a shell gives a process killed by the signal."""
+    with _process.ending:
+        exit_now(with_advice(f"ended by {signal.Signals(number).name}"), 128 + number)
+
+
+def restore_signals() -> None:
+    """Undo `exit_on_signals`, in a process that forwards its signals and waits for other processes."""
     _process.is_watching = False
     signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def exit_now(reason: str, code: int) -> NoReturn:

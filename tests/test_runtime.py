@@ -23,7 +23,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     called: list[list[str]] = []
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if "CACHE" not in k})
     monkeypatch.setattr(cli, "main", lambda args: called.append(args) or 0)
-    monkeypatch.setattr(cli, "exit_on_second_signal", lambda: None)  # other tests send signals to this process
+    monkeypatch.setattr(cli, "exit_on_signals", lambda: None)  # other tests send signals to this process
     return called
 
 

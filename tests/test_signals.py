@@ -1,4 +1,4 @@
-"""A signal requests a stop; Ctrl-C twice ends a process, even inside native code."""
+"""A signal requests a stop of training, and ends other work; Ctrl-C twice ends a process, even inside native code."""
 
 from __future__ import annotations
 
@@ -97,6 +97,45 @@ def test_a_signal_during_an_event_loop(make_loop) -> None:  # type: ignore[no-un
         assert stop.requested
 
 
+def start_entry(code: str) -> subprocess.Popen[str]:
+    """Start an entry point such as `ENTRY`, and wait until it is ready."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_outside_of_training_ends_native_code_with_a_line(name: str) -> None:
+    process = start_entry(ENTRY)
+    try:
+        process.send_signal(signal.Signals[name])
+        assert process.communicate(timeout=60) == ("", f"jaxgpt: ended by {name}: the checkpoint of step 4 is kept\n")
+        assert process.returncode == 128 + signal.Signals[name]
+    finally:
+        process.kill()
+
+
+def test_a_signal_to_a_forked_process_does_not_end_its_parent() -> None:
+    """Pools of `multiprocessing` end their workers with SIGTERM."""
+    fork = """
+    import os, signal, time
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.2)  # for the functions that run after a fork
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    time.sleep(0.2)  # for the thread that handles signals
+    print(f"the child was ended by {status}, its parent was not")
+"""
+    begin, _ = ENTRY.split("    signals.set_advice")
+    code = f"{begin}{fork}\ncli.main = command\ncli.entry()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("the child was ended by 15, its parent was not\n", "")
+
+
 LOOP = "import asyncio, uvloop\nfor kind in (asyncio, uvloop): kind.run(asyncio.sleep(0))\n"
 
 
@@ -105,11 +144,8 @@ def test_two_presses_end_native_code(before: str) -> None:
     code = ENTRY.replace(
         '    print("ready"', "".join(f"    {line}\n" for line in before.splitlines()) + '    print("ready"'
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start_entry(code)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)

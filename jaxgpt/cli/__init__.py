@@ -17,7 +17,7 @@ from jaxgpt.cli.output import note
 from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
 from jaxgpt.heap import tune_memory
 from jaxgpt.runtime import debugs_nans, keep_compiled, set_quick_flag, skip_missing_tpus
-from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
+from jaxgpt.signals import INTERRUPTED, exit_on_signals, with_advice
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        failure = Failure(_with_advice("interrupted"), INTERRUPTED)
+        failure = Failure(with_advice("interrupted"), INTERRUPTED)
     except BrokenPipeError:  # pipe closed by its reader, as in `jaxgpt sample ... | head`
         sys.stdout = None  # keep Python from flushing the closed pipe at exit
         return 0
@@ -76,11 +76,11 @@ def _known_failure(error: Exception) -> Failure | None:
             return _file_failure(error)
         case MemoryError():
             details = f" ({one_line(error, 100)})" if str(error) else ""
-            reason = _with_advice(f"out of memory on the host{details}")
+            reason = with_advice(f"out of memory on the host{details}")
             return Failure(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
         case FloatingPointError() if debugs_nans():
             reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(error, 200)}"
-            return Failure(_with_advice(reason), FAILED)
+            return Failure(with_advice(reason), FAILED)
         case RuntimeError() | AssertionError():
             return _device_failure(error)
     return None
@@ -113,19 +113,13 @@ def _device_failure(error: Exception) -> Failure | None:
     return Failure(reason, FAILED)
 
 
-def _with_advice(reason: str) -> str:
-    """Append the advice for an early end: what is kept, and how to continue."""
-    text = advice()
-    return f"{reason}: {text}" if text else reason
-
-
 def entry(*before: str) -> None:
     """Run the console script, with a cache of compiled programs; `before` precedes the command-line arguments."""
     tune_memory()
     set_quick_flag()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hide XLA's logs, such as warnings about slow compilation
-    exit_on_second_signal()
+    exit_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that the encoding lacks
     with suppress(OSError, RuntimeError):  # without a home directory, compile each time

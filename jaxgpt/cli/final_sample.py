@@ -11,6 +11,7 @@ from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.placement import one_copy
@@ -40,6 +41,17 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Se
     if len(encoded) <= context:
         return encoded
     return encoded[: max(context // 2, 1)]
+
+
+def check_prompt(config: Config, tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if the final sample needs `train.prompt`, and the tokenizer cannot encode it."""
+    train = config.train
+    if not train.sample_tokens or train.prompt == TrainConfig.prompt:
+        return
+    try:
+        encode_prompt(tokenizer, tokenizer.vocab_size, train.prompt)
+    except UserError as e:
+        raise UserError(f"train.prompt: {e}") from None
 
 
 def _first_words(tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.cpu import cores
 from jaxgpt.errors import FAILED, UserError
-from jaxgpt.signals import SIGNALS, UNFINISHED, keep_on_second_signal
+from jaxgpt.signals import SIGNALS, UNFINISHED, restore_signals
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
@@ -98,7 +98,7 @@ class _Fleet:
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes and forward signals to them; on a second Ctrl-C, they exit, and this process waits for them."""
-        keep_on_second_signal()
+        restore_signals()
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) is signal.SIG_IGN  # for example, SIGHUP under nohup
             if not is_ignored:

@@ -13,9 +13,10 @@ from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
-from jaxgpt.cli.final_sample import final_sample, first_prompt, sample_command, without_bos
+from jaxgpt.cli.final_sample import check_prompt, final_sample, first_prompt, sample_command, without_bos
 from jaxgpt.cli.introduction import Introduction
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
+from jaxgpt.cli.train_settings import has_preset_prompt
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Data, Packed, Preferences, PromptSplit
 from jaxgpt.errors import UserError, plural
@@ -59,6 +60,16 @@ class RunPrinter(Listener):
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def opened(self, program: Program, data: Data, step: int) -> None:
+        """Reject a prompt of the final sample that cannot be encoded; only print a note if an old run or a preset has it."""
+        config = program.config
+        try:
+            check_prompt(config, data.tokenizer)
+        except UserError as e:
+            if step == 0 and not has_preset_prompt(config):
+                raise
+            self.note(f"no sample at the end: {e}")
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self.program = program

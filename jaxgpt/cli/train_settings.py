@@ -94,14 +94,19 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
         raise UserError(f"post.objective {objective} needs the weights of a run: add --init-from RUN")
 
     # The prompt of a preset belongs to its text: with a different text, use the default prompt.
-    preset = PRESETS.get(base.preset)
     has_own_text = bool({"data.path", "data.mix"} & settings.keys())
-    if has_own_text and preset and preset.config.train.prompt == base.train.prompt:
+    if has_own_text and has_preset_prompt(base):
         settings = {"train.prompt": TrainConfig.prompt, **settings}
     teacher = settings.get("post.reference", base.post.reference)
     if is_distillation and teacher:
         return distilled(base, teacher, settings)
     return with_settings(base, settings)
+
+
+def has_preset_prompt(config: Config) -> bool:
+    """Return whether the prompt of the final sample comes from the preset, and may not suit a different text."""
+    preset = PRESETS.get(config.preset)
+    return preset is not None and preset.config.train.prompt == config.train.prompt
 
 
 def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:

@@ -38,6 +38,9 @@ class Outcome(NamedTuple):
 class Listener:
     """Receives the events of a run, in every process, and ignores them. A subclass overrides the events that it uses."""
 
+    def opened(self, program: Program, data: Data, step: int) -> None:
+        """Called before the run is created or reopened, to start or resume at `step`. A `UserError` rejects the run."""
+
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         """Called before the train step is compiled; training starts or resumes at `step`."""
 
@@ -106,6 +109,10 @@ class Listeners(Listener):
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
+
+    def opened(self, program: Program, data: Data, step: int) -> None:
+        for listener in self.listeners:
+            listener.opened(program, data, step)
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         for listener in self.listeners:

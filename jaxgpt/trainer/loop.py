@@ -71,6 +71,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     config, data = read_data(start, config, weights.tokenizer, resumed_from, StageProgress(listener, "tokenizing"))
     config = with_data_facts(config, data, resumed_from)
     program = start.build(config, frozen=weights.frozen_argument)
+    listener.opened(program, data, first_step)
     about = weights.about() | {"given": start.given_parts(program)}
 
     with (

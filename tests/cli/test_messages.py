@@ -108,6 +108,7 @@ sample run --num-beams 2 --early-stopping maybe -> "maybe" for --early-stopping.
 COMMANDS = """
 train shakspeare -> no preset, run or file 'shakspeare' (did you mean shakespeare?)
 train --model.vocab-size 5 -> model.vocab_size 5 is smaller than the tokenizer's 96
+train --train.steps 1 --train.prompt Ω -> train.prompt: character 'Ω' (U+03A9, GREEK CAPITAL LETTER OMEGA) in 'Ω' is not among
 train --data.path text.txt --model.block-size 100000 -> model.block_size 100000 needs at least 100001
 train --data.path missing.txt -> no such file or directory: missing.txt
 train --data.path empty.txt -> empty.txt is empty
