@@ -26,6 +26,7 @@ FULL = {
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
 }
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_OWN_NOTE = "jaxgpt: "  # beginning of the notes of `add_own_note`
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
@@ -128,6 +129,17 @@ def plural(number: int, noun: str) -> str:
     stem = re.sub("(?<![aeiou])y$", "ie", noun)
     ending = "es" if re.search("(s|x|tch|sh)$", noun) else "s"
     return f"{number:,} {stem}{ending}{of}{others}"
+
+
+def add_own_note(error: BaseException, text: str) -> None:
+    """Add a note to an error that is not changed otherwise, such as an error in the user's own code."""
+    error.add_note(f"{_OWN_NOTE}{text}")
+
+
+def own_notes(error: BaseException) -> list[str]:
+    """Return the notes of `add_own_note`, without notes that JAX has added."""
+    notes = getattr(error, "__notes__", [])  # absent without notes (PEP 678)
+    return [note.removeprefix(_OWN_NOTE) for note in notes if note.startswith(_OWN_NOTE)]
 
 
 def short_repr(value: Any) -> str:

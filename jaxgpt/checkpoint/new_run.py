@@ -14,7 +14,7 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, reported
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, full_disk_fix, reported
 from jaxgpt.locks import LOCK, sole_writer
 
 
@@ -133,7 +133,7 @@ def _raise_restored(error: Exception, path: Path) -> None:
         raise NotReplaced(f"{error}; {restored}") from None
     if isinstance(error, UserError):
         raise UserError(f"{error}; {restored}") from None
-    error.add_note(f"jaxgpt: {restored}")
+    add_own_note(error, restored)
 
 
 def check_free(path: Path, overwrite: bool) -> None:

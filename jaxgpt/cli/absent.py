@@ -87,4 +87,5 @@ def other_program(option: str, known: Collection[str] = ()) -> str:
 
 
 def _has(name: str, words: str) -> bool:
+    """Return whether a name, such as `max-grad-norm`, contains the words, a regular expression, between hyphens."""
     return re.search(rf"(^|-)({words})(-|$)", name) is not None

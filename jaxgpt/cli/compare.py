@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.options import Json
-from jaxgpt.cli.output import columns, known, print_result
-from jaxgpt.config import flat
+from jaxgpt.cli.output import columns, finite_or_none, print_result
+from jaxgpt.cli.recorded_run import RecordedRun, read_recorded
 from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -41,33 +41,16 @@ def compare(*runs: str, json: Json = False) -> int:
     if len(runs) < 2:
         raise UserError("missing arguments: two or more runs, as in jaxgpt compare runs/a runs/b")
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.trainer.metrics import read_metrics
 
-    opened = {name: open_run(Path(name)) for name in runs}
-    settings = {}
-    lines = {}
-    for name, run in opened.items():
-        if not run.metrics.is_file():
-            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
-        settings[name] = flat(run.config())
-        lines[name] = list(read_metrics(run.metrics))
-    if len(opened) < len(runs):
+    recorded = read_recorded({name: open_run(Path(name)) for name in runs})
+    if len(recorded) < len(runs):
         raise UserError(f"a run is given twice: {' '.join(runs)}")
-    groups = seed_groups(settings, lines, {name: run.path for name, run in opened.items()})
+    groups = seed_groups(recorded)
     return print_result(json, as_json(groups), describe(groups))
 
 
-def seed_groups(
-    settings: Mapping[str, Mapping[str, Any]],
-    lines: Mapping[str, Sequence[Mapping[str, Any]]],
-    paths: Mapping[str, Path],
-) -> list[SeedGroup]:
+def seed_groups(runs: Mapping[str, RecordedRun]) -> list[SeedGroup]:
     """Group finished runs that differ only in their seed.
-
-    Args:
-        settings: settings of each run.
-        lines: lines of metrics.jsonl of each run.
-        paths: directory of each run.
 
     Raises:
         UserError: if a run has not finished, or has a different objective or evaluation than the first run; or if its
@@ -78,17 +61,18 @@ def seed_groups(
     from jaxgpt.trainer.windows import read_windows
 
     losses = {}
-    last = {}
+    last_evaluations = {}
     windows: dict[str, WindowLosses] = {}
-    for name in settings:
-        losses[name] = final_loss(name, lines[name], settings[name]["train.steps"])
-        last[name] = comparable_evaluations(lines[name])[-1]
-        found = read_windows(paths[name], last[name])
+    for name, run in runs.items():
+        losses[name] = final_loss(name, run.lines, run.settings["train.steps"])
+        last_evaluations[name] = comparable_evaluations(run.lines)[-1]
+        found = read_windows(run.path, last_evaluations[name])
         if found is not None:
             windows[name] = found
-    first, *others = settings
+
+    settings = {name: run.settings for name, run in runs.items()}
     _check_objective(settings)
-    _check_same(first, others, last)
+    _check_same(last_evaluations)
     return group_runs(settings, losses, windows)
 
 
@@ -106,11 +90,12 @@ def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
                 raise UserError(f"{first} and {other} have different {name}: their losses are not comparable; omit one")
 
 
-def _check_same(first: str, others: Sequence[str], last: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that the last evaluations of all runs are on the same data and windows."""
+def _check_same(evaluations: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that the last evaluations of all runs, lines of metrics.jsonl, are on the same data and windows."""
+    first, *others = evaluations
     for name in others:
         for field, what in (("val_data", "validation data or tokenizers"), ("val_windows", "validation windows")):
-            if last[name].get(field) != last[first].get(field):
+            if evaluations[name].get(field) != evaluations[first].get(field):
                 raise UserError(f"{first} and {name} have different {what}: their losses are not comparable; omit one")
 
 
@@ -197,7 +182,7 @@ def _group_json(group: SeedGroup) -> dict[str, Any]:
         "seeds": seeds,
         "losses": [group.losses[seed] for seed in seeds],
         "mean": group.mean,
-        "stderr": known(group.stderr),
+        "stderr": finite_or_none(group.stderr),
     }
 
 
@@ -205,10 +190,10 @@ def _difference_json(found: Difference) -> dict[str, Any]:
     """Return the difference between two groups."""
     return {
         "difference": found.mean,
-        "stderr": known(found.error),
-        "stderr_seeds": known(found.stderr),
+        "stderr": finite_or_none(found.error),
+        "stderr_seeds": finite_or_none(found.stderr),
         "stderr_windows": found.window_stderr if found.windows else None,
-        "interval": [known(end) for end in found.interval],
+        "interval": [finite_or_none(end) for end in found.interval],
         "pairs": found.pairs,
         "windows": found.windows,
         "distinguishable": found.is_distinguishable,

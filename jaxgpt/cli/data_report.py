@@ -17,8 +17,8 @@ from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.data import Data
-    from jaxgpt.data.tokenizer import Tokenizer
     from jaxgpt.progress import Progress
 
 LONGEST = 2**22  # tokens per window, enough for any preference pair
@@ -45,42 +45,32 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     Args:
         target: preset, run, or path of the data; may be omitted with --data.path or --data.mix
     """
-    base = _base(target, settings)
+    from jaxgpt.checkpoint.run import open_run
+
     is_run = _is_run(target)
-    # A mixture is described as it is at the end of a run; preference pairs have a separate report.
-    config = with_settings(base, settings)
-    config = replace(config, data=config.data.with_last_mixture())
-    if config.post.is_rollout:
-        raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
-    config = _for_pairs(config, is_run)
-    if config.data.tokenizer == "ids":
-        raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
-
-    tokenizer = None
-    if is_run and "data.tokenizer" not in settings:
-        from jaxgpt.checkpoint.run import open_run
-
-        tokenizer = open_run(Path(target)).tokenizer()
-    with progress("tokenizing") as activity:
-        is_unchanged = is_run and not any(name.startswith("data.") for name in settings)
-        data = _open(config.with_model(vocab_size=0), target if is_unchanged else "", tokenizer, activity)
-        activity.stage("counting")
-        described = [_describe(part, config, activity) for part in data.parts or (data,)]
-
+    config = _report_config(_base(target, settings), settings, is_run)
     name = target or config.data.path or " ".join(config.data.mix)
-    if not data.parts:
-        [one] = described
-        return print_result(json, {"name": name, **one.numbers}, one.text())
-    return _print_mixture(name, _shares(config, data), described, json)
+    run = open_run(Path(target)) if is_run else None
+    with progress("tokenizing") as activity:
+        data = _open(config, run, settings, activity)
+        activity.stage("counting")
+        descriptions = [_describe(part, config, activity) for part in data.parts or (data,)]
+
+    if data.parts:
+        return _print_mixture(name, _shares(config, data), descriptions, json)
+    [description] = descriptions
+    return print_result(json, {"name": name, **description.numbers}, description.text())
 
 
-def _print_mixture(name: str, shares: Mapping[str, float], described: Sequence[SourceDescription], json: bool) -> int:
+def _print_mixture(
+    name: str, shares: Mapping[str, float], descriptions: Sequence[SourceDescription], json: bool
+) -> int:
     """Print the descriptions of the sources of a mixture; `shares`: fractions of the training windows, keyed by path."""
     sources = []
     texts = []
-    for (path, share), one in zip(shares.items(), described, strict=True):
-        sources.append({"path": path, "share": share, **one.numbers})
-        texts.append(one.text(f"{path}, {share:.1%} of the training windows"))
+    for (path, share), description in zip(shares.items(), descriptions, strict=True):
+        sources.append({"path": path, "share": share, **description.numbers})
+        texts.append(description.text(f"{path}, {share:.1%} of the training windows"))
     return print_result(json, {"name": name, "sources": sources}, "\n\n".join(texts))
 
 
@@ -112,21 +102,20 @@ def _base(target: str, settings: Mapping[str, Any]) -> Config:
     raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
 
 
-def _describe(data: Data, config: Config, activity: Progress) -> SourceDescription:
-    """Describe data that is not a mixture: preference pairs, or text."""
-    from jaxgpt.report.describe import describe
-    from jaxgpt.report.preferences import describe_preferences
+def _report_config(base: Config, settings: Mapping[str, Any], is_run: bool) -> Config:
+    """Return the settings for reading the data of a report: a mixture as at the end of a run, or preference pairs.
 
-    if config.post.is_preference:
-        return pairs_description(describe_preferences(data))
-    return text_description(describe(data, activity))
-
-
-def _shares(config: Config, mixture: Data) -> dict[str, float]:
-    """Return the fraction of the training windows from each part of a mixture, keyed by path."""
-    weights = config.data.weights(config.data.phases[0])
-    total = sum(weights.values())
-    return {part.name: weights[part.name] / total for part in mixture.parts}
+    Raises:
+        UserError: if a setting is invalid, the data are prompts, or ids have no tokenizer.
+    """
+    config = with_settings(base, settings)
+    config = replace(config, data=config.data.with_last_mixture())
+    if config.post.is_rollout:
+        raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
+    config = _for_pairs(config, is_run)
+    if config.data.tokenizer == "ids":
+        raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")
+    return config.with_model(vocab_size=0)  # 0: the vocabulary of the tokenizer
 
 
 def _for_pairs(config: Config, is_run: bool) -> Config:
@@ -149,15 +138,38 @@ def _for_pairs(config: Config, is_run: bool) -> Config:
     return replace(config, data=replace(config.data, on_error="skip"))
 
 
-def _open(config: Config, target: str, tokenizer: Tokenizer | None, progress: Progress) -> Data:
-    """Open the data of a config; print a note if they are the data of a run and have changed since its last checkpoint."""
+def _open(config: Config, run: Run | None, settings: Mapping[str, Any], progress: Progress) -> Data:
+    """Open the data of a report, with the tokenizer of the run if the target is a run.
+
+    Prints a note if the settings do not change the data of the run, but the data have changed since its last checkpoint.
+    """
     from jaxgpt.checkpoint.data import info_of, open_run_data
     from jaxgpt.checkpoint.index import saved_steps
-    from jaxgpt.checkpoint.run import Run
 
-    run = Run(Path(target)) if target else None
+    tokenizer = None
+    if run and "data.tokenizer" not in settings:
+        tokenizer = run.tokenizer()
+    if any(name.startswith("data.") for name in settings):
+        run = None  # data that the run has not used
     info = info_of(run, "last") if run and saved_steps(run.checkpoints) else None
     _, data, change = open_run_data(run, info, config, tokenizer, progress)
     if change:
         note(f"{change}; this report and its baselines describe the new data")
     return data
+
+
+def _describe(data: Data, config: Config, activity: Progress) -> SourceDescription:
+    """Describe data that is not a mixture: preference pairs, or text."""
+    from jaxgpt.report.describe import describe
+    from jaxgpt.report.preferences import describe_preferences
+
+    if config.post.is_preference:
+        return pairs_description(describe_preferences(data))
+    return text_description(describe(data, activity))
+
+
+def _shares(config: Config, mixture: Data) -> dict[str, float]:
+    """Return the fraction of the training windows from each part of a mixture, keyed by path."""
+    weights = config.data.weights(config.data.phases[0])
+    total = sum(weights.values())
+    return {part.name: weights[part.name] / total for part in mixture.parts}

@@ -1,24 +1,18 @@
-"""Figures of runs: read their metrics, and draw losses with baselines, or rewards."""
+"""Figures of runs: losses with baselines, or rewards."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from jaxgpt.cli.recorded_run import Lines
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
 Axis = Literal["all", "step", "tokens", "seconds"]  # the horizontal axes of `jaxgpt.study.plot.losses`
-Lines = Sequence[Mapping[str, Any]]  # lines of the metrics.jsonl of a run
-
-
-def read_lines(runs: Mapping[str, Run]) -> dict[str, Lines]:
-    """Read the lines of the metrics files that exist."""
-    from jaxgpt.trainer.metrics import read_metrics
-
-    return {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
 
 
 def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
@@ -26,11 +20,11 @@ def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 
     `about` are the results of `read_baselines`; runs without baselines are ignored.
     """
-    known = [found["losses"] for found in about if found["losses"]]
-    if not known:
+    recorded = [found["losses"] for found in about if found["losses"]]
+    if not recorded:
         return {}
-    first, *others = known
-    return first if all(each == first for each in others) else None
+    first, *others = recorded
+    return first if all(losses == first for losses in others) else None
 
 
 def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:

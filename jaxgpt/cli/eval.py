@@ -62,9 +62,10 @@ def eval(
         check_unused(of_text, "with --tasks")
         from jaxgpt.cli.eval_tasks import TaskOptions, eval_tasks
 
-        options = TaskOptions(tasks, tasks_path, limit, shots, chat_template)
-        return eval_tasks(run, checkpoint, weights, options, json)
+        task_options = TaskOptions(tasks, tasks_path, limit, shots, chat_template)
+        return eval_tasks(run, checkpoint, weights, task_options, json)
     check_unused(of_tasks, "without --tasks")
-    from jaxgpt.cli.eval_run import Asked, DataOptions, evaluate_run
+    from jaxgpt.cli.eval_run import DataOptions, EvalOptions, evaluate_run
 
-    return evaluate_run(Asked(run, checkpoint, DataOptions(path, bos, on_error), reward, weights), json)
+    data = DataOptions(path, bos, on_error)
+    return evaluate_run(EvalOptions(run, checkpoint, data, reward, weights), json)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS
+from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Facts
 from jaxgpt.config import Config
 from jaxgpt.errors import plural
 
@@ -23,11 +23,11 @@ class EvalResult(NamedTuple):
 
     Attributes:
         numbers: values of the JSON object.
-        facts: lines of text, keyed by label.
+        facts: the same result as text.
     """
 
     numbers: dict[str, Any]
-    facts: dict[str, Any]
+    facts: Facts
 
 
 class Loss(NamedTuple):
@@ -44,7 +44,7 @@ class Loss(NamedTuple):
     rounded: Evaluation
 
 
-def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -> EvalResult:
+def report_loss(about: dict[str, str], loss: Loss, config: Config, data: Data) -> EvalResult:
     """Return the loss of a run, with the numbers that follow from it.
 
     Args:
@@ -54,33 +54,28 @@ def report_loss(about: dict[str, Any], loss: Loss, config: Config, data: Data) -
         data: evaluated data.
     """
     result = loss.rounded
-    change: dict[str, float] = {}
-    effect = ""
-    if loss.weights != "float32":
-        change = _change(loss)
-        effect = _describe_change(change)
-
-    results = {**about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change}
-    facts: dict[str, Any] = {**about, "loss": "", loss.weights: effect}
+    change = _change(loss) if loss.weights != "float32" else {}
+    effect = _describe_change(change) if change else ""
     if config.post.is_preference:
-        results |= {"objective": config.post.objective, "pairs": result.windows, **result.others}
-        facts["loss"] = f"{result}, {config.post.objective} per pair"
-        facts |= _pair_facts(result, config)
-        error = ERROR_OF_PAIRS
+        numbers = {"objective": config.post.objective, "pairs": result.windows, **result.others}
+        unit = f", {config.post.objective} per pair"
+        details = _pair_facts(result, config)
+        explanation = ERROR_OF_PAIRS
     else:
         numbers = _text_numbers(result, data)
-        results |= numbers
-        facts["loss"] = f"{result} nats per token"
-        facts |= _text_facts(numbers, config)
-        error = ERROR_OF_DATA
-    if math.isfinite(result.stderr):
-        facts["loss"] = [facts["loss"], error]
-    return EvalResult(_finite(results), facts)
+        unit = " nats per token"
+        details = _text_facts(numbers, config)
+        explanation = ERROR_OF_DATA
+
+    values = {**about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change, **numbers}
+    has_stderr = math.isfinite(result.stderr)
+    lines = [f"{result}{unit}", explanation if has_stderr else ""]
+    return EvalResult(_finite(values), {**about, "loss": lines, loss.weights: effect, **details})
 
 
 def report_reward(lm: LM, data: Data, result: RewardResult) -> EvalResult:
     """Return the reward of a run."""
-    results = {
+    values = {
         "model": lm.source,
         "text": data.source,
         "reward": result.reward,
@@ -96,7 +91,7 @@ def report_reward(lm: LM, data: Data, result: RewardResult) -> EvalResult:
         "rewards": ", ".join(f"{name.removeprefix('reward_')} {mean:.4f}" for name, mean in result.part_means.items()),
         "answers": f"{result.tokens:.1f} tokens on average, the most probable token at each position",
     }
-    return EvalResult(_finite(results), facts)
+    return EvalResult(_finite(values), facts)
 
 
 def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> EvalResult:
@@ -104,7 +99,7 @@ def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> EvalResul
     post = lm.config.post
     evaluation = result.evaluation
     metrics = result.metrics
-    results = {
+    values = {
         "model": lm.source,
         "text": data.source,
         "divergence": evaluation.loss,
@@ -121,7 +116,7 @@ def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> EvalResul
         "KL": f"{metrics['val_kl']:.4f} nats per token, from the student to the teacher",
         "answers": f"{metrics['val_answer_tokens']:.1f} tokens on average, sampled at temperature 1",
     }
-    return EvalResult(_finite(results), facts)
+    return EvalResult(_finite(values), facts)
 
 
 def _change(loss: Loss) -> dict[str, float]:
@@ -173,6 +168,6 @@ def _text_facts(numbers: dict[str, Any], config: Config) -> dict[str, str]:
     }
 
 
-def _finite(results: dict[str, Any]) -> dict[str, Any]:
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """Omit numbers that are NaN or infinite, which JSON cannot represent."""
-    return {name: value for name, value in results.items() if not isinstance(value, float) or math.isfinite(value)}
+    return {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jaxgpt.checkpoint.data import info_of, open_run_data
 from jaxgpt.checkpoint.run import Run, open_run
@@ -41,40 +41,52 @@ class DataOptions(NamedTuple):
     """
 
     path: str
-    bos: str | None
-    on_error: str | None
+    bos: Literal["auto", "yes", "no"] | None
+    on_error: Literal["fail", "skip"] | None
 
-    def of(self, config: Config) -> Config:
-        """Return the settings of a run with these options; on a text, the objective is next-token."""
+    def applied_to(self, config: Config) -> Config:
+        """Return the settings of a run with these options; for a distilled model and on text, the objective is next-token."""
         config = with_path(config, self.path)
-        # A distilled model is compared with other models by the next-token loss.
-        is_distilled = config.post.objective == "distill"
-        if is_distilled or (self.path and config.post.objective != "next-token" and not _fits(config, self.path)):
+        if self._needs_next_token(config):
             config = replace(config, post=PostConfig())
-        options = {"bos": self.bos, "on_error": self.on_error}
-        given: dict[str, Any] = {name: value for name, value in options.items() if value}
-        return replace(config, data=replace(config.data, **given))
+        data = config.data
+        if self.bos:
+            data = replace(data, bos=self.bos)
+        if self.on_error:
+            data = replace(data, on_error=self.on_error)
+        return replace(config, data=data)
+
+    def _needs_next_token(self, config: Config) -> bool:
+        """Return whether the objective of a run does not apply to its evaluation."""
+        if config.post.objective == "distill":  # compared with other models by the next-token loss
+            return True
+        return bool(self.path) and config.post.objective != "next-token" and not _has_examples(self.path, config)
 
 
-class Asked(NamedTuple):
-    """A requested evaluation.
+class EvalOptions(NamedTuple):
+    """The options of `jaxgpt eval` without tasks.
 
     Attributes:
         run: run directory.
         checkpoint: best, last or a step.
-        options: the options that change the data.
+        data: the options that change the data.
         reward: rewards on the command line; (): the rewards of the run.
         weights: type of the rounded weights; float32: not rounded.
     """
 
     run: str
     checkpoint: str
-    options: DataOptions
+    data: DataOptions
     reward: tuple[str, ...]
     weights: Weights
 
+    @property
+    def path(self) -> Path:
+        """Path of the run directory."""
+        return Path(self.run)
+
     def check(self, config: Config) -> None:
-        """Raise `UserError` for an option without an effect on the evaluation of a run with these settings."""
+        """Raise `UserError` if an option has no effect on the evaluation of a run with these settings."""
         post = config.post
         if self.weights != "float32" and post.is_rollout:
             what = "rewards" if post.has_rewards else "answers of a student"
@@ -82,52 +94,51 @@ class Asked(NamedTuple):
                 f"--weights {self.weights} has no effect on {what}, which need the weights of training: omit it"
             )
         if self.reward and not post.has_rewards:
-            what = self.options.path or f"{self.run}, a run with post.objective {post.objective}"
+            what = self.data.path or f"{self.run}, a run with post.objective {post.objective}"
             raise UserError(
                 f"--post.reward has no effect on {what}: omit it, or evaluate a run with rewards on prompts"
             )
-        if self.options.bos in ("yes", "no"):
-            check_windows_begin(config, f"--data.bos {self.options.bos}")
+        if self.data.bos in ("yes", "no"):
+            check_windows_begin(config, f"--data.bos {self.data.bos}")
 
 
-def evaluate_run(asked: Asked, json: bool) -> int:
+def evaluate_run(options: EvalOptions, json: bool) -> int:
     """Evaluate a run, and print the result."""
     use_cores(MeshConfig())
     with progress("loading") as activity:
-        lm, data = _open(asked, activity)
+        lm, data = _open(options, activity)
         activity.stage("evaluating")
-        found = _evaluate(lm, data, asked, activity)
-    return print_result(json, {"run": asked.run, **found.numbers}, found.facts)
+        result = _evaluate(lm, data, options, activity)
+    return print_result(json, {"run": options.run, **result.numbers}, result.facts)
 
 
-def _open(asked: Asked, activity: Progress) -> tuple[LM, Data]:
+def _open(options: EvalOptions, activity: Progress) -> tuple[LM, Data]:
     """Open a model and the data to evaluate it on; the model has the objective of the evaluation.
 
     Raises:
         UserError: if an option has no effect, or the data of the run have changed.
     """
     # Check the options before the weights are read, which may take minutes.
-    options = asked.options
-    config = options.of(open_run(Path(asked.run)).config())
-    asked.check(config)
-    if options.path:
+    config = options.data.applied_to(open_run(options.path).config())
+    options.check(config)
+    if options.data.path:
         check_sources(config)
-    lm = load(asked.run, asked.checkpoint)
+    lm = load(options.run, options.checkpoint)
 
     activity.stage("tokenizing")
-    config = options.of(lm.config)
-    trained = None if options.path else Run(Path(asked.run))
-    info = info_of(trained, asked.checkpoint) if trained else None
+    config = options.data.applied_to(lm.config)
+    trained = None if options.data.path else Run(options.path)
+    info = info_of(trained, options.checkpoint) if trained else None
     _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
     if change:
         fix = "restore it, or evaluate on a different text with --data.path"
         raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
-    post = replace(config.post, reward=asked.reward) if asked.reward else config.post
+    post = replace(config.post, reward=options.reward) if options.reward else config.post
     return lm._replace(config=replace(lm.config, post=post)), data
 
 
-def _split(data: Data, path: str, config: Config) -> str:
-    """Return the name of the evaluated part of the data."""
+def _evaluated_part(data: Data, path: str, config: Config) -> str:
+    """Return the name of the evaluated part of the data; `path`: as in `DataOptions`."""
     if data.held_out:
         return "validation split"
     if path:
@@ -135,23 +146,24 @@ def _split(data: Data, path: str, config: Config) -> str:
     return "training pairs" if config.post.is_preference else "training text"
 
 
-def _fits(config: Config, path: str) -> bool:
-    """Return whether a path holds the data of the objective, preference pairs or prompts; false for a missing path."""
+def _has_examples(path: str, config: Config) -> bool:
+    """Return whether a path holds the data of an objective: preference pairs or prompts; False for a missing path."""
     if not Path(path).exists() or not holds_records(Path(path)):
         return False
     return config.post.is_rollout or are_preferences(Path(path))
 
 
-def _evaluate(lm: LM, data: Data, asked: Asked, activity: Progress) -> EvalResult:
+def _evaluate(lm: LM, data: Data, options: EvalOptions, activity: Progress) -> EvalResult:
     """Compute the reward, the divergence from the teacher, or the loss, depending on the objective of the model."""
     post = lm.config.post
+    run = Run(options.path)
     if post.has_rewards:
-        return report_reward(lm, data, _reward(lm, data, asked.reward, activity))
+        return report_reward(lm, data, _reward(lm, data, options.reward, activity))
     if post.is_rollout:
-        return report_divergence(lm, data, _divergence(lm, Run(Path(asked.run)), data, activity))
-    loss = _loss(lm, Run(Path(asked.run)), data.val, asked.weights, activity)
-    about = {"model": lm.source, "text": f"{data.source} ({_split(data, asked.options.path, lm.config)})"}
-    return report_loss(about, loss, lm.config, data)
+        return report_divergence(lm, data, _divergence(lm, run, data, activity))
+    loss = _loss(lm, run, data.val, options.weights, activity)
+    part = _evaluated_part(data, options.data.path, lm.config)
+    return report_loss({"model": lm.source, "text": f"{data.source} ({part})"}, loss, lm.config, data)
 
 
 def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> RewardResult:

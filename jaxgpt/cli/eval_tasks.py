@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import aligned, columns, known, note, print_result, progress
+from jaxgpt.cli.output import Facts, aligned, columns, finite_or_none, note, print_result, progress
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
@@ -45,7 +45,7 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
     version = harness_version()
     lm, results = _evaluate(run, recorded.path, checkpoint, weights, options)
 
-    facts: dict[str, Any] = {
+    conditions: dict[str, Any] = {
         "step": int(lm.source.rpartition(" ")[2]),  # "RUN, step N"
         "weights": weights,
         "limit": options.limit,
@@ -53,7 +53,7 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions() | {"lm_eval": version},
     }
-    _keep(recorded.path, results, facts)
+    _keep(recorded.path, results, conditions)
     about = {
         "model": lm.source,
         "tasks": f"lm-evaluation-harness {version}",
@@ -62,8 +62,8 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
             "chat template" if options.chat_template else "",
         ],
     }
-    values = [asdict(each) | {"value": known(each.value)} for each in results]
-    return print_result(json, {"run": run, "model": lm.source, **facts, "tasks": values}, _text(about, results))
+    values = [asdict(result) | {"value": finite_or_none(result.value)} for result in results]
+    return print_result(json, {"run": run, "model": lm.source, **conditions, "tasks": values}, _text(about, results))
 
 
 def _evaluate(
@@ -96,20 +96,20 @@ def _evaluate(
     return lm, results
 
 
-def _keep(run: Path, results: Sequence[TaskResult], facts: Mapping[str, Any]) -> None:
+def _keep(run: Path, results: Sequence[TaskResult], conditions: Mapping[str, Any]) -> None:
     """Keep results in a run; print a note, not an error, about results that cannot be kept: they are printed anyway."""
     from jaxgpt.tasks.record import add_results
 
-    unknown = [f"{each.task} {each.metric}" for each in results if not math.isfinite(each.value)]
+    unknown = [f"{result.task} {result.metric}" for result in results if not math.isfinite(result.value)]
     if unknown:
         note(f"metrics that are NaN or infinite are not kept in {run}: {', '.join(unknown)}")
     try:
-        add_results(run, results, facts)
+        add_results(run, results, conditions)
     except OSError as e:
         note(f"the results are not kept in {run}: {e.strerror}")
 
 
-def _text(about: Mapping[str, str | Sequence[str]], results: Sequence[TaskResult]) -> str:
+def _text(about: Facts, results: Sequence[TaskResult]) -> str:
     """Format results as a table below the facts about their evaluation."""
     from jaxgpt.tasks.record import table
 

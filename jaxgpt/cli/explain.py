@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
 from jaxgpt.cli.output import note_sampling, print_result, progress
@@ -55,49 +55,57 @@ def explain(
     choice = explain_token(lm, ids or "", key=seed, **sampling)
 
     probability_V = choice.probability_V
-    top = [int(i) for i in np.argsort(-probability_V, kind="stable")[:show] if probability_V[i] > 0]
-    candidates = [_candidate(lm.tokenizer, ids, i, probability_V) for i in top]
-    token = _candidate(lm.tokenizer, ids, choice.token, probability_V)
+    most_probable = np.argsort(-probability_V, kind="stable")[:show]
+    top = [_token(lm.tokenizer, ids, int(i), probability_V) for i in most_probable if probability_V[i] > 0]
+    chosen = _token(lm.tokenizer, ids, choice.token, probability_V)
     values = {
         "run": run,
         "prompt": prompt,
         "key": choice.key,
         "total": float(probability_V.sum()),
         "stages": [stage._asdict() for stage in choice.stages],
-        "candidates": candidates,
+        "candidates": [token._asdict() for token in top],
         "uniform": choice.uniform,
         "before": choice.before,
-        "token": token,
+        "token": chosen._asdict(),
     }
-    return print_result(json, values, "\n".join(_lines(choice, candidates, token)))
+    return print_result(json, values, "\n".join(_lines(choice, top, chosen)))
 
 
-def _candidate(tokenizer: Tokenizer, prompt: list[int], token: int, probability_V: np.ndarray) -> dict[str, Any]:
-    """Return the id, the text after a prompt, and the probability of a token."""
+class Token(NamedTuple):
+    """A token that may follow the prompt: its id, its text after the prompt, and its probability after all filters."""
+
+    id: int
+    text: str
+    probability: float
+
+
+def _token(tokenizer: Tokenizer, prompt: list[int], id: int, probability_V: np.ndarray) -> Token:
+    """Describe a token that may follow a prompt."""
     from jaxgpt.lm.text import TextStream
 
-    text = TextStream(tokenizer, 1, prompt=prompt).add([token])
-    return {"id": token, "text": text, "probability": float(probability_V[token])}
+    text = TextStream(tokenizer, 1, prompt=prompt).add([id])
+    return Token(id, text, float(probability_V[id]))
 
 
-def _lines(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of an explanation: the stages, the candidates and the choice."""
+def _lines(choice: Choice, top: Sequence[Token], chosen: Token) -> Iterator[str]:
+    """Yield the lines of an explanation: the stages, the most probable tokens and the chosen token."""
     yield f"vocabulary     {len(choice.probability_V):,} tokens"
     for stage in choice.stages:
         effects = []
         if stage.removed:
             effects.append(f"removed {stage.removed:,} tokens ({stage.removed_mass:.2%} of the probability mass)")
-        if stage.moved_mass > 5e-7:
+        if stage.moved_mass > 5e-7:  # above rounding errors
             effects.append(f"shifted {stage.moved_mass:.2%} of the probability mass")
         yield f"{stage.name:22} {', '.join(effects) or 'no change'}; {stage.left:,} left"
 
-    for one in candidates:
-        yield f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})"
+    for token in top:
+        yield f"  {token.probability:.6f}  {token.text!r} ({token.id})"
 
     if choice.uniform is None:
-        yield f"chosen         {token['text']!r} ({token['id']}), the most probable"
+        yield f"chosen         {chosen.text!r} ({chosen.id}), the most probable"
         return
     yield f"random number  {choice.uniform:.8f}"
-    end = choice.before + token["probability"]
+    end = choice.before + chosen.probability
     span = f"cumulative probability {choice.before:.8f} to {end:.8f}, in order of id"
-    yield f"sampled        {token['text']!r} ({token['id']}): {span}"
+    yield f"sampled        {chosen.text!r} ({chosen.id}): {span}"

@@ -69,13 +69,12 @@ def export(
         is_adapter=adapter or bool(base),
         dtype=dtype,
         type=type,
-        shard_size=shard_size,
+        shard_bytes=parse_size(shard_size),
         license=license,
         push=push,
         public=public,
     )
     options.check()
-    shard_bytes = parse_size(shard_size)
 
     with progress("exporting") as activity:
         if options.is_adapter:
@@ -83,7 +82,7 @@ def export(
         elif options.is_gguf:
             exported = export_gguf(run, Path(directory), type or "f32", checkpoint)
         else:
-            exported = export_model(run, Path(directory), checkpoint, dtype, shard_bytes, license, push)
+            exported = export_model(run, Path(directory), checkpoint, dtype, options.shard_bytes, license, push)
         address = ""
         if push:
             activity.stage("uploading")
@@ -100,13 +99,14 @@ class ExportOptions(NamedTuple):
 
     Attributes:
         is_adapter: whether to write only the adapters.
+        shard_bytes: maximum size of a file of weights.
     """
 
     directory: str
     is_adapter: bool
     dtype: str
     type: str
-    shard_size: str
+    shard_bytes: int
     license: str
     push: str
     public: bool
@@ -123,8 +123,8 @@ class ExportOptions(NamedTuple):
         from jaxgpt.convert.card_license import check_license
         from jaxgpt.hub import check_upload
 
-        _check_format(self.directory, self.is_adapter, self.is_gguf, self.dtype, self.type)
-        if self.shard_size != SHARD_SIZE and (self.is_adapter or self.is_gguf):
+        self._check_format()
+        if self.shard_bytes != parse_size(SHARD_SIZE) and (self.is_adapter or self.is_gguf):
             what = "an adapter" if self.is_adapter else "a GGUF file"
             raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
         if self.is_gguf:
@@ -132,9 +132,22 @@ class ExportOptions(NamedTuple):
         if self.public and not self.push:
             raise UserError("--public has no effect without --push: omit it")
         check_license(self.license)
-        parse_size(self.shard_size)
         if self.push:
             check_upload(self.push)
+
+    def _check_format(self) -> None:
+        """Raise `UserError` for a type that the format of the files does not support."""
+        if self.is_adapter and self.is_gguf:
+            raise UserError(
+                f"cannot write an adapter to a GGUF file: {self.directory}; choose a directory, or omit --adapter and --base "
+                f"to export the merged model"
+            )
+        if self.type and not self.is_gguf:
+            raise UserError(f"--type {self.type} needs a GGUF file: choose a name that ends in .gguf, or omit --type")
+        if self.dtype != "float32" and self.is_gguf:
+            raise UserError(f"--dtype {self.dtype} needs a directory: choose the type of a GGUF file with --type")
+        if self.dtype != "float32" and self.is_adapter:
+            raise UserError(f"adapters are written in float32: omit --dtype {self.dtype}, or export the merged model")
 
 
 def _facts(run: str, options: ExportOptions, exported: Exported, address: str) -> dict[str, str]:
@@ -157,21 +170,6 @@ def _upload(options: ExportOptions) -> str:
 
     replaced = replaced_files(options.is_adapter)
     return upload(Path(options.directory), options.push, private=not options.public, replaced=replaced)
-
-
-def _check_format(directory: str, is_adapter: bool, to_gguf: bool, dtype: str, type: str) -> None:
-    """Raise `UserError` for a type that the format of the files does not support."""
-    if is_adapter and to_gguf:
-        raise UserError(
-            f"cannot write an adapter to a GGUF file: {directory}; choose a directory, or omit --adapter and --base to "
-            f"export the merged model"
-        )
-    if type and not to_gguf:
-        raise UserError(f"--type {type} needs a GGUF file: choose a name that ends in .gguf, or omit --type")
-    if dtype != "float32" and to_gguf:
-        raise UserError(f"--dtype {dtype} needs a directory: choose the type of a GGUF file with --type")
-    if dtype != "float32" and is_adapter:
-        raise UserError(f"adapters are written in float32: omit --dtype {dtype}, or export the merged model")
 
 
 def _check_needs_no_directory(options: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import Config, TrainConfig
-from jaxgpt.data import Packed, Preferences, PromptSplit, Split
+from jaxgpt.data import Data, Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
@@ -80,6 +80,15 @@ def final_sample(program: Program, tokenizer: Tokenizer, params: Any, ids: list[
         tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)
     [out] = generate(lm, [ids or ""], max_new_tokens=tokens, key=config.train.seed)
     return tokenizer.decode([*without_bos(tokenizer, ids), *out.ids])
+
+
+def sample_end(config: Config, data: Data) -> str:
+    """Return the line after the sample; for conversations, pairs and prompts, it contains the answer in the data."""
+    val = data.val
+    if config.train.prompt != TrainConfig.prompt or not isinstance(val, Packed | Preferences | PromptSplit):
+        return "---"
+    answer = data.tokenizer.decode(val.answer())
+    return f"--- the data continue with {answer!r} ---" if answer else "---"
 
 
 def sample_command(run: Path, prompt: str) -> str:

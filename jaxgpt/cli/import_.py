@@ -46,15 +46,15 @@ def import_(
     from jaxgpt.convert.peft_config import CONFIG
 
     check_new_run(Path(out))  # before a download
-    folder = Path(source)
+    directory = Path(source)
     commit = ""
-    if not folder.exists():
+    if not directory.exists():
         with progress("downloading"):
-            folder, commit = fetch_model(source, revision)
+            directory, commit = fetch_model(source, revision)
     elif revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; omit --revision")
 
-    is_adapter = (folder / CONFIG).is_file()
+    is_adapter = (directory / CONFIG).is_file()
     if is_adapter and not init_from:
         raise UserError(f"{source} is a LoRA adapter: pass the run of its base model with --init-from RUN")
     if init_from and not is_adapter:
@@ -64,9 +64,9 @@ def import_(
 
     with progress("importing"):
         if is_adapter:
-            imported = import_adapter(folder, Path(out), init_from)
+            imported = import_adapter(directory, Path(out), init_from)
         else:
-            imported = import_model(folder, Path(out), tokenizer, accept_option)
+            imported = import_model(directory, Path(out), tokenizer, accept_option)
 
     name = f"{source} at {commit}" if commit else source
     skipped = ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.options import Json
-from jaxgpt.cli.output import aligned, columns, print_result
-from jaxgpt.cli.run_state import RunState, read_state, stored_counts
+from jaxgpt.cli.output import Facts, aligned, columns, print_result
+from jaxgpt.cli.run_state import RunProgress, RunState, SavedStep, TaskEntry, read_state
 from jaxgpt.cli.settings import given_model, named_config, origin, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import short_repr
@@ -34,11 +34,11 @@ def info(target: str, /, *, json: Json = False) -> int:
 
     model = given_model(target)
     if model:
-        counts = stored_counts(Path(target))
+        counts = _stored_counts(Path(target))
         facts = _stored_facts(target, counts, model)
     else:
         counts = model_counts(config)
-        facts = _facts(target, counts)
+        facts = _count_facts(target, counts)
     results = {"name": target, **counts}
 
     is_run = Path(target).is_dir() and target not in PRESETS
@@ -48,16 +48,29 @@ def info(target: str, /, *, json: Json = False) -> int:
         run = open_run(Path(target))
         run.tokenizer()  # integrity check of the tokenizer
         state = read_state(run, config)
-        results["run"] = state._asdict()
+        results["run"] = state.to_json()
         trainable = counts.get("trainable_parameters", counts["parameters"])
-        facts |= _run_facts(state, config, trainable)
+        facts = {**facts, **_run_facts(state, config, trainable)}
 
     modules = columns(_module_rows(counts["modules"], config.model.n_layer))
     return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
 
 
-def _facts(target: str, counts: dict[str, Any]) -> dict[str, Any]:
-    """Return the lines about the counts of a config, keyed by label."""
+def _stored_counts(path: Path) -> dict[str, Any]:
+    """Count the parameters in the last checkpoint of a run, in total and by module, for a model given in Python."""
+    from jaxgpt.checkpoint.index import saved_steps
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import stored_weights
+    from jaxgpt.counts import parameter_count, parameter_table
+
+    directory = Run(path).checkpoints
+    *_, last = saved_steps(directory)
+    stored = stored_weights(directory, last)
+    return {"parameters": parameter_count(stored), "modules": parameter_table(stored)}
+
+
+def _count_facts(target: str, counts: Mapping[str, Any]) -> Facts:
+    """Return the facts of `model_counts`."""
     return {
         "model": f"{target}, {counts['parameters']:,} parameters",
         "training": f"{counts['flops_per_token']:,} FLOPs per token",
@@ -65,79 +78,85 @@ def _facts(target: str, counts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored_facts(target: str, counts: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return the line about the counts of a run whose model, given in Python, has the name `model`."""
+def _stored_facts(target: str, counts: Mapping[str, Any], model: str) -> Facts:
+    """Return the facts of a run with a model given in Python; `model`: name of its class."""
     return {"model": f"{target}, {counts['parameters']:,} parameters in its checkpoint, of {model} given in Python"}
 
 
-def _run_facts(run: RunState, config: Config, trainable: int) -> dict[str, Any]:
-    """Return the lines about a run, keyed by label; `trainable` is its number of trainable parameters."""
-    facts: dict[str, Any] = {}
-    if config.lora.rank:
-        adapters = f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, on {config.lora.targets}"
-        facts["adapters"] = f"{adapters}: {trainable:,} trainable parameters"
-    facts["preset"] = run.preset
-    facts["settings"] = [f"{name} {short_repr(value)}" for name, value in run.changed.items()]
-    if config.init_from:
-        facts["weights"] = f"started from {origin(config)}"
-    facts["data"] = run.data
-    facts["trained"] = _trained(run)
-    facts["checkpoints"] = _checkpoint_lines(run, config.post.has_rewards) or "none yet"
-    facts["tasks"] = [_task_line(each) for each in run.tasks]
-    facts["started"] = [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run.starts]
-    return facts
+def _run_facts(run: RunState, config: Config, trainable: int) -> Facts:
+    """Return the facts of a run; `trainable` is its number of trainable parameters."""
+    lora = config.lora
+    adapters = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable:,} trainable parameters"
+    return {
+        "adapters": adapters if lora.rank else "",
+        "preset": run.preset,
+        "settings": [f"{name} {short_repr(value)}" for name, value in run.changed.items()],
+        "weights": f"started from {origin(config)}" if config.init_from else "",
+        "data": run.data,
+        "trained": _trained(run.progress),
+        "checkpoints": _checkpoint_lines(run, config.post.has_rewards),
+        "tasks": [_task_line(entry) for entry in run.tasks],
+        "started": [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run.starts],
+    }
 
 
-def _trained(run: RunState) -> str:
+def _trained(progress: RunProgress) -> str:
     """Describe how far a run was trained."""
-    if not run.steps:
+    if not progress.steps:
         return "no: imported or saved from Python"
-    text = f"step {run.step}/{run.steps}, {run.tokens:,} tokens in {duration(run.seconds)}"
-    if run.ended in ("stopped", "failed"):
-        text += f", {run.ended}"
+    text = f"step {progress.step}/{progress.steps}, {progress.tokens:,} tokens in {duration(progress.seconds)}"
+    if progress.ended in ("stopped", "failed"):
+        text += f", {progress.ended}"
     return text
 
 
-def _checkpoint_lines(run: RunState, has_rewards: bool) -> list[str]:
+def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
     """Return a line for each checkpoint of a run, with its loss or, with `has_rewards`, its reward."""
     lines = []
-    for each in run.checkpoints:
-        line = f"step {each['step']}"
-        loss = each["val_loss"]
-        if loss is not None:
-            name = each.get("ranking", "loss")
-            is_reward = has_rewards and name == "loss"
-            line += f": reward {-loss:.4f}" if is_reward else f": {name} {loss:.4f}"
-            if run.windows and name == "loss":
+    for saved in run.checkpoints:
+        line = f"step {saved.step}"
+        if saved.val_loss is not None:
+            line += f": {_value(saved, saved.val_loss, has_rewards)}"
+            if run.has_larger_evaluation and not saved.ranking:
                 line += f" on {run.windows} windows"
-        if each["step"] == run.best:
+        if saved.step == run.best:
             line += " (best)"
         lines.append(line)
-    return lines + [f"step {step}: its checkpoint.json is damaged" for step in run.damaged]
+    lines += [f"step {step}: its checkpoint.json is damaged" for step in run.damaged]
+    return lines or ["none yet"]
 
 
-def _task_line(result: dict[str, Any]) -> str:
+def _value(saved: SavedStep, loss: float, has_rewards: bool) -> str:
+    """Format the value that ranks a checkpoint; runs with rewards store the negative reward as the loss."""
+    if saved.ranking:
+        return f"{saved.ranking} {loss:.4f}"
+    return f"reward {-loss:.4f}" if has_rewards else f"loss {loss:.4f}"
+
+
+def _task_line(entry: TaskEntry) -> str:
     """Return a line for a result of `jaxgpt eval RUN --tasks`."""
     from jaxgpt.tasks.record import evaluation_settings, number
 
-    value = number(result["value"])
-    if result.get("stderr") is not None:
-        value += f" +- {number(result['stderr'])}"
-    parts = [f"step {result.get('step')}", f"{result['samples']:,} samples"]
-    if result.get("shots"):
-        parts.append(f"{result['shots']} shots")
-    settings = evaluation_settings(result)
+    result = entry.result
+    value = number(result.value)
+    if result.stderr is not None:
+        value += f" +- {number(result.stderr)}"
+    parts = [f"step {entry.conditions.get('step')}", f"{result.samples:,} samples"]
+    if result.shots:
+        parts.append(f"{result.shots} shots")
+    settings = evaluation_settings(entry.conditions)
     if settings:
         parts.append(settings)
-    return f"{result['task']} {result['metric']} {value} ({', '.join(parts)})"
+    return f"{result.task} {result.metric} {value} ({', '.join(parts)})"
 
 
-def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:
+def _module_rows(modules: Mapping[str, int], n_layer: int) -> list[list[str]]:
     """Return a row for each module, indented by depth; all layers have equal sizes, so only h_0 is listed."""
+    not_listed = {f"h_{i}" for i in range(1, n_layer)}
     rows = []
     for path, count in modules.items():
         names = path.split("/")
-        if names[0] != "h_0" and re.fullmatch(r"h_\d+", names[0]):
+        if names[0] in not_listed:
             continue
         label = "  " * (len(names) - 1) + names[-1]
         if path == "h_0":

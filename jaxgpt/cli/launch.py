@@ -31,6 +31,7 @@ HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
 OWN = "jaxgpt: "  # beginning of the lines of jaxgpt
 LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records
+RESUME = "resume with: "  # beginning of the command that resumes a run, in the message of a process
 PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
 
 
@@ -68,7 +69,7 @@ def launch(
         ending = fleet.wait()
     if ending.needs_resume_command:
         words = ["jaxgpt", "launch", "--processes", str(processes), "train", "--resume", "--out", run or "RUN"]
-        note(f"resume with: {shlex.join(words)}")
+        note(f"{RESUME}{shlex.join(words)}")
     return ending.code
 
 
@@ -91,7 +92,7 @@ class _Fleet:
         self.count = count
         self.processes = list[subprocess.Popen[str]]()
         self.readers = list[threading.Thread]()
-        self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
+        self.last_lines = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded: int | None = None  # the last forwarded signal; None: no signal
         self.previous: dict[int, Any] = {}  # signal handlers to restore
         self.stopped = set[int]()  # indices of the processes that this process has killed
@@ -105,7 +106,7 @@ class _Fleet:
                 self.previous[number] = signal.signal(number, self._forward)
 
         variable = "JAX_NUM_CPU_DEVICES"
-        each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
+        devices_each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
         flags = ["--distributed.num-processes", str(self.count), "--distributed.launched", "--distributed.process-id"]
         for index in range(self.count):
             process = subprocess.Popen(
@@ -115,7 +116,7 @@ class _Fleet:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env=os.environ | {variable: str(each)},
+                env=os.environ | {variable: str(devices_each)},
                 start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
             )
             self.processes.append(process)
@@ -144,14 +145,14 @@ class _Fleet:
         codes = [process.returncode for process in self.processes]
         printed = self._print_failures(codes)
         was_killed = min(codes) < 0 and self.forwarded is None
-        has_command = any("resume with: " in line for line in printed)
+        has_command = any(RESUME in line for line in printed)
         code = max(code if code >= 0 else FAILED for code in codes)
         return Ending(code, was_killed and not has_command)
 
     def _read(self, index: int, lines: IO[str]) -> None:
         """Keep the last lines of a process's standard error; print all lines of process 0."""
         for line in lines:
-            self.errors[index].append(line)
+            self.last_lines[index].append(line)
             if index == 0:
                 with suppress(OSError):  # keep reading: a full pipe would block the process
                     sys.stderr.write(line)
@@ -172,8 +173,8 @@ class _Fleet:
 
     def _print_failures(self, codes: Sequence[int]) -> set[str]:
         """Print the processes killed by a signal, and the errors that process 0 did not print; return all printed lines."""
-        printed = set(self.errors[0])
-        errors = [line for index, code in enumerate(codes) if code for line in self.errors[index]]
+        printed = set(self.last_lines[0])
+        errors = [line for index, code in enumerate(codes) if code for line in self.last_lines[index]]
         is_explained = any(line.startswith(OWN) for line in errors)
         for index, code in enumerate(codes):
             if code in (0, UNFINISHED):
@@ -184,7 +185,7 @@ class _Fleet:
             if number > 0 and self.forwarded is None and not is_victim:
                 note(f"process {index} was killed by {signal.Signals(number).name}")
 
-            lines = list(self.errors[index])
+            lines = list(self.last_lines[index])
             if is_explained:
                 lines = without_logs(lines)
             for line in lines:

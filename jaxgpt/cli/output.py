@@ -21,6 +21,8 @@ from jaxgpt.progress import Progress
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
 
+Facts = Mapping[str, str | Sequence[str]]  # lines of text, keyed by label; empty lines are not printed
+
 ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
 ERROR_OF_PAIRS = "+- is the standard error over pairs, excluding variation between seeds"
 DELAY = 2.0  # seconds before a command shows progress on a terminal
@@ -32,12 +34,12 @@ def print_json(value: dict[str, Any]) -> None:
     print(dumps(value, allow_nan=False))
 
 
-def known(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number, or None if it is NaN or infinite, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
-def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:
+def print_result(json: bool, values: dict[str, Any], text: str | Facts) -> int:
     """Print the result of a command as JSON, as text or as `aligned` facts; return the exit code 0."""
     if json:
         print_json(values)
@@ -46,8 +48,8 @@ def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, st
     return 0
 
 
-def aligned(facts: Mapping[str, str | Sequence[str]]) -> str:
-    """Format labels and values in two columns, one line per value; skip empty values."""
+def aligned(facts: Facts) -> str:
+    """Format labels and lines in two columns; skip empty lines."""
     rows = []
     width = max(map(len, facts), default=0)
     for label, value in facts.items():

@@ -94,20 +94,20 @@ class PresetHelp:
 
     def __init__(self, base: Config) -> None:
         self.defaults = {option_name(setting): shown_default(value) for setting, value in flat(base).items()}
-        self.default = DefaultFormatter()
+        self.formatter = DefaultFormatter()
 
     def __call__(self, console: Any, options: ConsoleOptions, panel: HelpPanel) -> None:
         """Print a panel."""
         entries = [self._entry(entry) for entry in panel.entries]
-        self.default(console, options, panel.copy(entries=entries))
+        self.formatter(console, options, panel.copy(entries=entries))
 
     def render_usage(self, console: Any, options: ConsoleOptions, usage: Any) -> None:
         """Print the usage line."""
-        self.default.render_usage(console, options, usage)
+        self.formatter.render_usage(console, options, usage)
 
     def render_description(self, console: Any, options: ConsoleOptions, description: Any) -> None:
         """Print the docstring of a command."""
-        self.default.render_description(console, options, description)
+        self.formatter.render_description(console, options, description)
 
     def _entry(self, entry: HelpEntry) -> HelpEntry:
         """Return an entry of the help with full names and the default of the preset."""

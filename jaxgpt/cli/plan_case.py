@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology
     from jaxgpt.plan.work import Work
 
-NOT_IN_AGAINST = (
-    "against",
-    "meshes",
-    "decode",
-    "estimate",
-    "json",
-)  # options that apply to both plans, so --against rejects them
+# Options that apply to both plans, so --against rejects them.
+NOT_IN_AGAINST = ("against", "meshes", "decode", "estimate", "json")
 
 
 class Case(NamedTuple):
@@ -41,8 +36,7 @@ class Case(NamedTuple):
 
 def make_case(target: str, topology: str, slices: int, settings: Mapping[str, Any]) -> Case:
     """Resolve the settings of a plan; raise `UserError` if they are invalid."""
-    base, is_shape = _base(target)
-    config = with_vocab(with_settings(base, settings))
+    config = with_vocab(with_settings(_base(target), settings))
     if config.train.epochs:
         raise UserError(
             f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
@@ -50,21 +44,22 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
         )
     from jaxgpt.plan.attention import attention_of
     from jaxgpt.plan.estimate import resolve_mesh
+    from jaxgpt.plan.shapes import SHAPES
     from jaxgpt.plan.topology import parse_topology
     from jaxgpt.post.plan import work_of
 
     chips = parse_topology(topology, slices)
     config, remark = resolve_mesh(config, chips)
     attention = attention_of(config, chips)
-    steps = 0 if is_shape and "train.steps" not in settings else config.train.steps
-    step, work = work_of(config)
+    has_steps = target not in SHAPES or "train.steps" in settings
+    step_config, work = work_of(config)
     return Case(
         title=target,
-        config=step,
+        config=step_config,
         topology=chips,
         work=work,
         objective=_objective(config),
-        steps=steps,
+        steps=config.train.steps if has_steps else 0,
         attention=attention,
         remark=remark,
     )
@@ -102,12 +97,12 @@ def other_case(target: str, topology: str, slices: int, settings: Mapping[str, A
     return make_case(target, given["topology"], given["slices"], both)
 
 
-def _base(target: str) -> tuple[Config, bool]:
-    """Return the config of a preset, shape or run, and whether it is a shape."""
+def _base(target: str) -> Config:
+    """Return the config of a preset, shape, run or file; raise `UserError` if its model was given in Python."""
     from jaxgpt.plan.shapes import SHAPES, shape_config
 
     if target in SHAPES:
-        return shape_config(target), True
+        return shape_config(target)
     is_known = target in PRESETS or Path(target).exists()
     near = did_you_mean(target, SHAPES)
     if near and not is_known:
@@ -119,4 +114,4 @@ def _base(target: str) -> tuple[Config, bool]:
             f"{target} was trained with the model {model}, given in Python: plan it with "
             f"jaxgpt.plan.train_step.compile_step(config, topology, model={model}(config.model))"
         )
-    return config, False
+    return config

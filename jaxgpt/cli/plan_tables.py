@@ -129,19 +129,19 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
     from jaxgpt.plan.cost import collective_seconds
 
     rows = []
-    for one in collectives[:SITES]:
-        seconds = collective_seconds(one, topology.chip)
+    for collective in collectives[:SITES]:
+        seconds = collective_seconds(collective, topology.chip)
         time = f"{1e3 * seconds.all_links:.2f} ms"
         if seconds.one_dimension > seconds.all_links:
             time += f" ({1e3 * seconds.one_dimension:.2f} along one dimension)"
-        where = "between slices" if one.between_slices else f"along {_along(one)}"
-        sent = f"{plural(one.times, 'call')}, {si(one.sent * one.times)}B sent"
-        rows.append(f"{time}  {one.kind} {where}: {one.site or 'scalars and others'}, {sent}")
+        where = "between slices" if collective.between_slices else f"along {_along(collective)}"
+        sent = f"{plural(collective.times, 'call')}, {si(collective.sent * collective.times)}B sent"
+        rows.append(f"{time}  {collective.kind} {where}: {collective.site or 'scalars and others'}, {sent}")
 
     others = collectives[SITES:]
     if others:
-        total = sum(collective_seconds(one, topology.chip).all_links for one in others)
-        sent = si(sum(one.sent * one.times for one in others))
+        total = sum(collective_seconds(collective, topology.chip).all_links for collective in others)
+        sent = si(sum(collective.sent * collective.times for collective in others))
         rows.append(f"{1e3 * total:.2f} ms  {len(others)} smaller kinds, {sent}B sent")
     return rows
 
@@ -181,9 +181,9 @@ def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> d
     from jaxgpt.plan.cost import collective_seconds
 
     sums: dict[tuple[str, str], float] = {}
-    for one in collectives:
-        key = one.kind, _along(one)
-        seconds = collective_seconds(one, topology.chip).all_links
+    for collective in collectives:
+        key = collective.kind, _along(collective)
+        seconds = collective_seconds(collective, topology.chip).all_links
         sums[key] = sums.get(key, 0.0) + seconds
     return sums
 
@@ -201,9 +201,9 @@ def difference(this: dict[str, float], other: dict[str, float]) -> list[tuple[st
     return rows
 
 
-def _along(one: Collective) -> str:
+def _along(collective: Collective) -> str:
     """Return the names of the mesh axes along which a collective communicates, or the size of its groups."""
-    return " x ".join(one.axes) or f"groups of {one.group}"
+    return " x ".join(collective.axes) or f"groups of {collective.group}"
 
 
 def si(value: float) -> str:

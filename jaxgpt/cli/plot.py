@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxgpt.atomic import check_writable
-from jaxgpt.cli.draw import Axis, Lines, common_baselines, draw, read_lines
+from jaxgpt.cli.draw import Axis, common_baselines, draw
 from jaxgpt.cli.output import note
 from jaxgpt.cli.plot_table import table
-from jaxgpt.config import flat
+from jaxgpt.cli.recorded_run import Lines, RecordedRun, read_recorded
 from jaxgpt.errors import UserError, plural
 from jaxgpt.locks import has_writer
 
@@ -63,33 +63,25 @@ def plot(
     opened = {name: open_run(Path(name)) for name in runs}
     if follow:
         draw_while_training(opened, path, x)
-    for name, run in opened.items():
-        if not run.metrics.is_file():
-            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
     from jaxgpt.report.baselines import read_baselines
 
-    lines = read_lines(opened)
-    about = {name: read_baselines(run.path) for name, run in opened.items()}
+    recorded = read_recorded(opened)
+    about = {name: read_baselines(run.path) for name, run in recorded.items()}
     baselines = common_baselines(about.values())
     if baselines is None:
         note("baselines omitted: the runs have different data or tokenizers")
-    draw(lines, baselines, path, x)
+    draw({name: run.lines for name, run in recorded.items()}, baselines, path, x)
 
-    settings = {name: flat(run.config()) for name, run in opened.items()}
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
-    print(table(settings, lines, ratios))
-    groups = groups_of_seeds(settings, lines, {name: run.path for name, run in opened.items()})
+    print(table(recorded, ratios))
+    groups = groups_of_seeds(recorded)
     if groups:
         print(groups)
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
 
-def groups_of_seeds(
-    settings: Mapping[str, Mapping[str, Any]],
-    lines: Mapping[str, Lines],
-    paths: Mapping[str, Path],
-) -> str:
+def groups_of_seeds(runs: Mapping[str, RecordedRun]) -> str:
     """Describe groups of runs that differ only in their seed, as `jaxgpt compare` does; "" if every group has one run.
 
     Runs that `jaxgpt compare` would reject, such as unfinished runs, have no groups.
@@ -97,7 +89,7 @@ def groups_of_seeds(
     from jaxgpt.cli.compare import describe, seed_groups
 
     try:
-        groups = seed_groups(settings, lines, paths)
+        groups = seed_groups(runs)
     except UserError:
         return ""
     if all(len(group.losses) == 1 for group in groups):
@@ -108,10 +100,11 @@ def groups_of_seeds(
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
     """Draw the losses every `EVERY` seconds until no run trains."""
     from jaxgpt.report.baselines import read_baselines
+    from jaxgpt.trainer.metrics import read_metrics
 
     is_noted = False
     while True:
-        lines = read_lines(runs)
+        lines = {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
         training = [name for name, run in runs.items() if still_trains(run, lines.get(name, []))]
         if not training:
             return

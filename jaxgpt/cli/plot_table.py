@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxgpt.cli.draw import Lines
 from jaxgpt.cli.output import columns
+from jaxgpt.cli.recorded_run import Lines, RecordedRun
 
 SHOWN = 6  # maximum number of differing settings shown as columns
 
 
-def table(
-    settings: Mapping[str, Mapping[str, Any]],
-    metrics: Mapping[str, Lines],
-    bytes_per_token: Mapping[str, float],
-) -> str:
-    """Format a table of runs, the lowest validation loss first. `bytes_per_token` 0: unknown.
+def table(runs: Mapping[str, RecordedRun], bytes_per_token: Mapping[str, float]) -> str:
+    """Format a table of runs, the lowest validation loss first. `bytes_per_token`: of the text of each run; 0: unknown.
 
     The lowest loss is taken over the comparable evaluations of a run. A column with their number of windows is added if it
     differs between runs, because such losses are not comparable.
     """
-    bests = {name: _best(lines) for name, lines in metrics.items()}
+    bests = {name: _best(run.lines) for name, run in runs.items()}
     windows = {best.get("val_windows", 0) for best in bests.values() if best}
-    first = next(iter(settings.values()))
-    differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
+    differing = _differing([run.settings for run in runs.values()])
 
     def loss(name: str) -> float:
         best = bests[name]
         return best["val_loss"] if best else math.inf
 
     rows = []
-    for name in sorted(metrics, key=loss):
+    for name in sorted(runs, key=loss):
+        run = runs[name]
         evaluated = _evaluation_cells(bests[name], bytes_per_token[name], with_windows=len(windows) > 1)
-        own = {key: str(settings[name][key]) for key in differ[:SHOWN]}
-        rows.append({"run": name, **evaluated, "tokens/s": _speed(metrics[name]), **own})
+        own = {key: str(run.settings[key]) for key in differing[:SHOWN]}
+        rows.append({"run": name, **evaluated, "tokens/s": _speed(run.lines), **own})
 
     # Columns without any value are omitted.
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
     cells = [[row[head] for head in heads] for row in rows]
     text = columns([heads, *cells])
-    more = differ[SHOWN:]
+    more = differing[SHOWN:]
     if more:
         text += f"\nfurther settings that differ: {', '.join(more)}"
     return text
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that differ between runs."""
+    first, *others = settings
+    return [name for name in first if any(other[name] != first[name] for other in others)]
 
 
 def _best(lines: Lines) -> Mapping[str, Any] | None:

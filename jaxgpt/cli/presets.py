@@ -20,15 +20,17 @@ def presets(*, json: Json = False) -> int:
     """
     rows = []
     lines = []
-    for name, it in PRESETS.items():
+    for name, entry in PRESETS.items():
         parameters = size(name)
         run = command(name)
-        rows.append({"name": name, "parameters": parameters, "about": it.about, "command": run, "expect": it.expect})
+        rows.append(
+            {"name": name, "parameters": parameters, "about": entry.about, "command": run, "expect": entry.expect}
+        )
 
         shown = f"{parameters:,} parameters" if parameters else BASE
-        lines += [f"{name}  ({shown})", f"    {it.about}", f"    {run}"]
-        if it.expect:
-            lines.append(f"    expect: {it.expect}")
+        lines += [f"{name}  ({shown})", f"    {entry.about}", f"    {run}"]
+        if entry.expect:
+            lines.append(f"    expect: {entry.expect}")
         lines.append("")
     return print_result(json, {"presets": rows}, "\n".join(lines))
 

@@ -1,28 +1,26 @@
-"""Prints a training run: introduction, progress line, evaluations, plot, sample and summary."""
+"""`RunPrinter` prints a training run: introduction, progress line, evaluations, sample and summary; it draws loss.png."""
 
 from __future__ import annotations
 
 import math
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
 
-from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
-from jaxgpt.cli.final_sample import check_prompt, final_sample, first_prompt, sample_command, without_bos
-from jaxgpt.cli.introduction import Introduction
+from jaxgpt.cli.final_sample import check_prompt, final_sample, first_prompt, sample_end, without_bos
+from jaxgpt.cli.introduction import introduction
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
+from jaxgpt.cli.run_summary import run_summary, update_baselines
 from jaxgpt.cli.train_settings import has_preset_prompt
-from jaxgpt.config import TrainConfig
-from jaxgpt.data import Data, Packed, Preferences, PromptSplit
+from jaxgpt.data import Data
 from jaxgpt.errors import UserError, plural
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress, duration
-from jaxgpt.report.baselines import baselines, read_baselines
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener, Outcome
@@ -37,15 +35,16 @@ class RunPrinter(Listener):
     """Print the progress and the results of a run, in process 0; use as a context manager.
 
     Attributes:
-        options: options of the command that are not settings of the run, for the command that resumes it.
+        resume_options: options that the command that resumes the run needs, because the run does not record them.
     """
 
+    # Known when the run has started.
     program: Program
     data: Data
     run: Run
 
     def __init__(self) -> None:
-        self.options: list[str] = []
+        self.resume_options: list[str] = []
         self.console = Console(quiet=not is_leader())
         self._step = 0
         self._total = 0
@@ -80,9 +79,9 @@ class RunPrinter(Listener):
         self._total = config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         last = read_info(run.checkpoints / str(step)) if step else Info(0)
-        self.console.write(aligned(Introduction(program, data, run, last).lines()))
+        self.console.write(aligned(introduction(program, data, run, last)))
         if is_leader():
-            self._update_baselines()
+            update_baselines(run, data, config.post.objective)
             self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
@@ -100,12 +99,8 @@ class RunPrinter(Listener):
 
     def evaluated(self, step: int, result: Result) -> None:
         if isinstance(result, Evaluation):
-            kind = "validation" if self.data.held_out else f"training {self._examples}"
-            counted = plural(result.tokens, "pair") if self._has_pairs else f"{result.tokens:,} tokens"
-            others = "".join(f", {name} {value:.4g}" for name, value in result.others.items() if name in SHOWN)
-            self.console.write(f"step {step:>5}: {kind} loss {result}{others} ({counted})")
-            if step == self._total and math.isfinite(result.stderr):
-                self.console.write(f"            {ERROR_OF_PAIRS if self._has_pairs else ERROR_OF_DATA}")
+            for line in evaluation_lines(step, result, self.program, self.data):
+                self.console.write(line)
         elif result.metrics:
             self.console.write(f"step {step:>5}: {result}")
         if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
@@ -116,16 +111,6 @@ class RunPrinter(Listener):
             note(text)
 
     @property
-    def _has_pairs(self) -> bool:
-        """Whether the run trains on preference pairs."""
-        return self.program.config.post.is_preference
-
-    @property
-    def _examples(self) -> str:
-        """Name of the examples in the data: pairs or text."""
-        return "pairs" if self._has_pairs else "text"
-
-    @property
     def has_steps(self) -> bool:
         """Whether this process has taken a step."""
         return bool(self._metrics)
@@ -133,103 +118,45 @@ class RunPrinter(Listener):
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path), *self.options])
+        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path), *self.resume_options])
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
         self._stack.close()  # the progress line
-        train = self.program.config.train
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
+        train = self.program.config.train
         if outcome.step < train.steps:
             without = f"no lower validation loss in {train.patience} evaluations (--train.patience)"
             self.note(f"stopped early at step {outcome.step}: {without}")
 
-        params = None
-        if train.sample_tokens:
-            params = self.program.weights(outcome.state.eval_params)
-        prompt = self._print_sample(params)  # in all processes: each may hold only part of the weights
+        prompt = self._print_sample(outcome)  # in all processes: each may hold only part of the weights
         if is_leader():
-            self.console.write(aligned(self._summary(prompt)))
+            self.console.write(aligned(run_summary(self.run, self.data, prompt)))
 
-    def _print_sample(self, params: Any) -> str:
-        """Print a sample, unless `params` is None, and return its prompt."""
+    def _print_sample(self, outcome: Outcome) -> str:
+        """Print a sample, unless `train.sample_tokens` is 0, and return its prompt."""
+        config = self.program.config
+        tokenizer = self.data.tokenizer
         prompt = ""
         try:
-            ids = first_prompt(self.program.config, self.data.tokenizer, self.data.val, self.data.bos_ids)
-            prompt = self.data.tokenizer.decode(without_bos(self.data.tokenizer, ids))
-            if params is not None:
+            ids = first_prompt(config, tokenizer, self.data.val, self.data.bos_ids)
+            prompt = tokenizer.decode(without_bos(tokenizer, ids))
+            if config.train.sample_tokens:
+                params = self.program.weights(outcome.state.eval_params)
                 with progress("compiling the sampler, and sampling"):
-                    text = final_sample(self.program, self.data.tokenizer, params, ids)
-                self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n{self._sample_end()}\n")
+                    text = final_sample(self.program, tokenizer, params, ids)
+                end = sample_end(config, self.data)
+                self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n{end}\n")
         except UserError as e:  # for example, out of memory, which must not fail a complete run
-            self.note(f"cannot sample: {e}")
+            if config.train.sample_tokens:
+                self.note(f"cannot sample: {e}")
         return prompt
 
-    def _sample_end(self) -> str:
-        """Return the line after the sample; for conversations and pairs, it contains the answer in the data."""
-        val = self.data.val
-        if self.program.config.train.prompt != TrainConfig.prompt or not isinstance(
-            val, Packed | Preferences | PromptSplit
-        ):
-            return "---"
-        answer = self.data.tokenizer.decode(val.answer())
-        return f"--- the data continue with {answer!r} ---" if answer else "---"
-
-    def _summary(self, prompt: str) -> dict[str, str]:
-        """Return the baselines, the run directory and the next command, keyed by label."""
-        path = self.run.path
-        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in self._baselines().items())
-        has_answers = self.data.is_conversations or self.data.is_preferences or self.data.is_prompts
-        can_chat = has_answers and self.data.tokenizer.special.chat_template is not None
-        return {
-            "baseline": f"{losses} (nats per token)" if losses else "",
-            "run": f"{path} (loss.png, metrics.jsonl, checkpoints)",
-            "next": shlex.join(["jaxgpt", "chat", str(path)]) if can_chat else sample_command(path, prompt),
-        }
-
-    def _update_baselines(self) -> None:
-        """Write baselines.json, unless it describes the same data; a resumed run may have a different mixture."""
-        with suppress(UserError):
-            recorded = read_baselines(self.run.path)
-            if recorded["losses"] and recorded.get("data") == self.data.fingerprint:
-                return
-
-        path = self.run.path / "baselines.json"
-        found = baselines(self.data) if self.program.config.post.objective == "next-token" else None
-        if found:
-            write_json(path, found)
-        else:
-            path.unlink(missing_ok=True)
-
-    def _baselines(self) -> dict[str, float]:
-        """Return the baselines of the run; {} if baselines.json is missing or damaged."""
-        with suppress(UserError):
-            return dict(read_baselines(self.run.path)["losses"])
-        return {}
-
     def _line(self) -> str:
-        """Return the progress line: step, loss, then the activity, or learning rate, MFU, speed and time left."""
-        metrics = self._metrics
-        parts = [f"step {self._step:>5}/{self._total}"] if self._total else []
-        if metrics:
-            parts.append(f"loss {metrics['loss']:.4f}")
-        for name in ("accuracy", "reward"):
-            if name in metrics:
-                parts.append(f"{name} {metrics[name]:.2f}")
-
-        stage = self._stage  # read once: the main thread replaces it
-        if stage:
-            return "  ".join([*parts, str(stage)])
-
-        if "lr" in metrics:
-            parts.append(f"lr {metrics['lr']:.2e}")
-        if "mfu" in metrics:
-            parts.append(f"mfu {metrics['mfu']:.0%}")
-        if "tokens_per_second" in metrics:
-            parts += [f"{metrics['tokens_per_second']:,.0f} tok/s", f"{duration(metrics['seconds_left'])} left"]
-        return "  ".join(parts)
+        """Return the progress line; called by the thread that shows it."""
+        return progress_line(self._step, self._total, self._metrics, self._stage)
 
     def _draw(self) -> None:
         """Draw loss.png, if a step was taken; print a note if drawing fails."""
@@ -241,3 +168,45 @@ class RunPrinter(Listener):
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
         self._drawn = time.monotonic()
+
+
+def progress_line(step: int, total: int, metrics: Mapping[str, float], stage: Progress | None) -> str:
+    """Format step, loss, then the stage or, while steps are taken, learning rate, MFU, speed and time left.
+
+    Args:
+        step: number of steps taken.
+        total: number of steps of the run; 0: not known yet.
+        metrics: metrics of the last step, as for `Listener.progress`; {}: no step was taken.
+        stage: stage between steps, such as an evaluation; None: steps are taken.
+    """
+    parts = [f"step {step:>5}/{total}"] if total else []
+    if metrics:
+        parts.append(f"loss {metrics['loss']:.4f}")
+    for name in ("accuracy", "reward"):
+        if name in metrics:
+            parts.append(f"{name} {metrics[name]:.2f}")
+    if stage:
+        return "  ".join([*parts, str(stage)])
+
+    if "lr" in metrics:
+        parts.append(f"lr {metrics['lr']:.2e}")
+    if "mfu" in metrics:
+        parts.append(f"mfu {metrics['mfu']:.0%}")
+    if "tokens_per_second" in metrics:
+        parts += [f"{metrics['tokens_per_second']:,.0f} tok/s", f"{duration(metrics['seconds_left'])} left"]
+    return "  ".join(parts)
+
+
+def evaluation_lines(step: int, result: Evaluation, program: Program, data: Data) -> list[str]:
+    """Format the evaluation of a loss; after the last step, also explain its error."""
+    config = program.config
+    has_pairs = config.post.is_preference
+    kind = "validation"
+    if not data.held_out:
+        kind = "training pairs" if has_pairs else "training text"
+    counted = plural(result.tokens, "pair") if has_pairs else f"{result.tokens:,} tokens"
+    others = "".join(f", {name} {value:.4g}" for name, value in result.others.items() if name in SHOWN)
+    lines = [f"step {step:>5}: {kind} loss {result}{others} ({counted})"]
+    if step == config.train.steps and math.isfinite(result.stderr):
+        lines.append(f"            {ERROR_OF_PAIRS if has_pairs else ERROR_OF_DATA}")
+    return lines

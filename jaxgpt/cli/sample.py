@@ -139,13 +139,13 @@ def _print_memorized(found: TrainingSpans) -> None:
         print(f"median longest span of {PIECES} validation texts as long as the longest sample: {length}")
 
 
-def _stream(lm: LM, prompt: str, ids: Any, settings: dict[str, Any]) -> Generation:
-    """Print a prompt and a sample as it is generated; return the sample. `ids` is the encoded prompt, or ""."""
+def _stream(lm: LM, prompt: str, encoded: list[int] | str, settings: dict[str, Any]) -> Generation:
+    """Print a prompt and a sample as it is generated; return the sample. `encoded`: ids of the prompt; "": no prompt."""
     from jaxgpt.lm import stream
 
     done: Generation | None = None
     print(prompt, end="", flush=True)
-    for piece in stream(lm, [ids], **settings):
+    for piece in stream(lm, [encoded], **settings):
         print(piece.text, end="", flush=True)
         done = piece.done
     print()

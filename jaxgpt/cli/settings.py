@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     Raises:
         UserError: if a setting is invalid, or settings conflict.
     """
-    config = base.with_settings(_from_here(base, settings))
+    config = base.with_settings(_relocated(base, settings))
     if config.lora.rank:
         from jaxgpt.convert.lora_targets import resolve_targets
 
@@ -61,23 +61,25 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def _from_here(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Express data paths relative to the directory that paths in `base` refer to, or absolutely if they are outside it."""
+def _relocated(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Express the data paths of a command line, which are relative to the current directory, as `base` does."""
     settings = dict(settings)
     directory = Path(base.directory).resolve()
     if not base.directory or directory == Path.cwd():
         return settings
-
-    def place(path: str) -> str:
-        target = Path(path).resolve()
-        return str(target.relative_to(directory) if target.is_relative_to(directory) else target)
-
     if settings.get("data.path"):
-        settings["data.path"] = place(settings["data.path"])
+        settings["data.path"] = _relative(settings["data.path"], directory)
     if "data.mix" in settings:
         paths = [path_of(word) for word in settings["data.mix"]]
-        settings["data.mix"] = with_paths(settings["data.mix"], {path: place(path) for path in paths if path})
+        relocated = {path: _relative(path, directory) for path in paths if path}
+        settings["data.mix"] = with_paths(settings["data.mix"], relocated)
     return settings
+
+
+def _relative(path: str, directory: Path) -> str:
+    """Express a path relative to a directory, or absolutely if it is outside of the directory."""
+    target = Path(path).resolve()
+    return str(target.relative_to(directory) if target.is_relative_to(directory) else target)
 
 
 def origin(config: Config) -> str:
@@ -103,8 +105,15 @@ def check_next_token(config: Config, command: str) -> None:
         )
 
 
-def differing(file: Config, run: Config, settings: Mapping[str, Any]) -> str:
-    """Return the names of the settings in `file` that a resumed `run` ignores, or ""."""
-    set_by_run = {"model.vocab_size", "init_from", "state_from", "data.tokenizer", *settings}
-    set_by_run |= {"train.steps", "train.epochs"} if file.train.epochs else set()
-    return ", ".join(name for name in changes(file, run) if name not in set_by_run)
+def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
+    """Return the names of the settings of a file that a resumed run ignores, because it has different values.
+
+    Args:
+        file: settings of the file.
+        run: settings of the resumed run.
+        given: names of the settings on the command line, which the run uses.
+    """
+    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # by the data and the weights
+    if file.train.epochs:
+        determined |= {"train.steps", "train.epochs"}
+    return [name for name in changes(file, run) if name not in determined and name not in given]

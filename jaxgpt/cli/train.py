@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings, check_unused
-from jaxgpt.cli.settings import differing, named_config
+from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
+from jaxgpt.cli.settings import ignored_settings, named_config
 from jaxgpt.cli.train_settings import TrainOptions, new_config, resumed
+from jaxgpt.cli.train_tasks import TrainTasks
 from jaxgpt.config import DistributedConfig
-from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.signals import UNFINISHED
+from jaxgpt.errors import TrainingFailed, one_line, own_notes
+from jaxgpt.signals import UNFINISHED, set_advice
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
@@ -65,58 +65,48 @@ def train(
         tasks_limit: samples of each task; 0: all
         tasks_path: directory with YAML files of further tasks
     """
-    options = TrainOptions(target, named_config(target), out, init_from, keep_optimizer, settings)
-    _check_options(options, resume, overwrite)
-    of_tasks = {"--tasks-every": tasks_every, "--tasks-limit": tasks_limit, "--tasks-path": tasks_path}
-    if not tasks:
-        check_unused(of_tasks, "without --tasks")
+    options = TrainOptions(target, named_config(target), out, resume, overwrite, init_from, keep_optimizer, settings)
+    options.check()
+    train_tasks = TrainTasks(tasks, tasks_every, tasks_limit, tasks_path)
+    train_tasks.check()
 
-    from jaxgpt.checkpoint.replacement import recover
-    from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.run_printer import RunPrinter
     from jaxgpt.follow.trackers import tracker_of
     from jaxgpt.parallel.join import joined
     from jaxgpt.post.start import own_code
 
     for name in track:
-        tracker_of(name)
+        tracker_of(name)  # an error if the tracker is unknown or not installed
+    set_advice(lambda: "nothing has been written yet")
     with joined(distributed), RunPrinter() as printer:
-        recover(options.directory)
-        run = Run(options.directory)
-        if resume and (run.exists() or not target):
-            start = _resumed_start(options, run, printer)
-            if start is None:
-                return 0
-        else:
-            if resume:
-                printer.note(f"no run at {out} yet: starting a new run")
-            start = _new_start(options, overwrite, printer)
+        start = _start(options, printer)
+        if start is None:  # the run is finished
+            return 0
 
         # The command that resumes the run needs the options that the run does not record.
         if own_code(start.config.post):
-            printer.options += [f"--post.reward={word}" for word in options.named_rewards]
+            printer.resume_options += [f"--post.reward={word}" for word in options.named_rewards]
         if tasks:
             printer.note("loading the tasks")
-            start = with_tasks(start, tasks, tasks_every, tasks_limit, tasks_path)
-            printer.options += [f"--tasks={tasks}", *(f"{name}={value}" for name, value in of_tasks.items() if value)]
+            start = train_tasks.added_to(start)
+            printer.resume_options += train_tasks.words()
         outcome = _train(start, _listener(start, printer, track, profile), printer)
     return UNFINISHED if outcome.stopped else 0
 
 
-def _check_options(options: TrainOptions, resume: bool, overwrite: bool) -> None:
-    """Raise `UserError` if the options of a run contradict each other."""
-    source = options.source
-    out = options.out
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite are mutually exclusive: omit one of them")
-    if resume and not (out or source):
-        raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
-    if source and not (out or resume):
-        raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
-    if options.keep_optimizer and not options.init_from:
-        raise UserError("--keep-optimizer needs the run with the optimizer state: add --init-from RUN")
-    if source and resume and out and Path(out) != Path(source):
-        raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
+def _start(options: TrainOptions, printer: RunPrinter) -> Start | None:
+    """Return the training job of the options, or None if the run to resume is finished."""
+    from jaxgpt.checkpoint.replacement import recover
+    from jaxgpt.checkpoint.run import Run
+
+    recover(options.directory)
+    run = Run(options.directory)
+    if not options.resume:
+        return _new_start(options, printer)
+    if run.exists() or not options.target:
+        return _resumed_start(options, run, printer)
+    printer.note(f"no run at {options.out} yet: starting a new run")
+    return _new_start(options, printer)
 
 
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
@@ -128,9 +118,10 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
 
     config = resumed(options)
     if options.is_path and not options.source:
-        ignored = differing(options.base, config, options.settings)
+        ignored = ignored_settings(options.base, config, options.settings)
         if ignored:
-            printer.note(f"{options.out} keeps its settings, and ignores these settings of {options.target}: {ignored}")
+            names = ", ".join(ignored)
+            printer.note(f"{options.out} keeps its settings, and ignores these settings of {options.target}: {names}")
     finished = why_finished(run, config)
     if finished:
         prune_finished(run, printer.note)
@@ -140,7 +131,7 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
     return Start(config, run=run, **parts)
 
 
-def _new_start(options: TrainOptions, overwrite: bool, printer: RunPrinter) -> Start:
+def _new_start(options: TrainOptions, printer: RunPrinter) -> Start:
     """Return the training job of a new run."""
     from jaxgpt.post.start import parts_of
     from jaxgpt.trainer.events import StageProgress
@@ -149,7 +140,7 @@ def _new_start(options: TrainOptions, overwrite: bool, printer: RunPrinter) -> S
     config = new_config(options, printer.note)
     progress = StageProgress(printer, REFERENCE_STAGE)
     parts = parts_of(config, options.named_rewards, note=printer.note, progress=progress)
-    return Start(config, options.out, overwrite, **parts)
+    return Start(config, options.out, options.overwrite, **parts)
 
 
 def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: int) -> Listener:
@@ -184,29 +175,8 @@ def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
     except TrainingFailed as e:
         raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
     except Exception as e:
-        kept = kept_notes(e)
+        kept = "; ".join(own_notes(e))  # on the last saved step, or an old run that is kept
         if not kept:
             raise
         resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""
         raise TrainingFailed(f"{type(e).__name__}: {one_line(e, 300)}: {kept}{resume_with}") from e
-
-
-def kept_notes(error: Exception) -> str:
-    """Return the notes of an error in the user's own code about the last saved step, or "". JAX also adds notes to errors."""
-    notes = [note for note in getattr(error, "__notes__", []) if note.startswith("jaxgpt: ")]
-    return "; ".join(note.removeprefix("jaxgpt: ") for note in notes)
-
-
-def with_tasks(start: Start, names: str, every: int, limit: int, path: str) -> Start:
-    """Add tasks to the evaluators of a run, by default its validation loss. They are loaded before the run is created."""
-    from jaxgpt.tasks.evaluator import TaskScores
-    from jaxgpt.tasks.load import open_tasks, split_names
-    from jaxgpt.trainer.evaluation import ValidationLoss
-    from jaxgpt.trainer.evaluators import Every
-
-    eval_every = start.config.train.eval_every
-    if every % eval_every:
-        raise UserError(f"--tasks-every {every} is not a multiple of train.eval_every {eval_every}: change one of them")
-    scores = TaskScores(open_tasks(split_names(names), path), limit or None)
-    evaluators = start.evaluators or (ValidationLoss(),)
-    return start._replace(evaluators=(*evaluators, Every(scores, every)))

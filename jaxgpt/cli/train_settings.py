@@ -15,12 +15,14 @@ from jaxgpt.presets import PRESETS
 
 
 class TrainOptions(NamedTuple):
-    """The options of `jaxgpt train` that determine the settings of a run.
+    """The options of `jaxgpt train` that determine the run and its settings.
 
     Attributes:
         target: preset, run, or JSON file of settings; "": the default preset.
         base: settings of the target.
         out: run directory; "": a new directory, or the run to resume.
+        resume: resume the target or the run in `out`.
+        overwrite: replace the run in `out`.
         init_from: run or checkpoint of the initial weights; "": as in the target, or random weights.
         keep_optimizer: also start from the optimizer state of `init_from`.
         settings: settings on the command line, keyed by dotted name.
@@ -29,6 +31,8 @@ class TrainOptions(NamedTuple):
     target: str
     base: Config
     out: str
+    resume: bool
+    overwrite: bool
     init_from: str
     keep_optimizer: bool
     settings: Mapping[str, Any]
@@ -54,6 +58,21 @@ class TrainOptions(NamedTuple):
         rewards: tuple[str, ...] = self.settings.get("post.reward", ())
         return rewards
 
+    def check(self) -> None:
+        """Raise `UserError` if options contradict each other."""
+        source = self.source
+        out = self.out
+        if self.resume and self.overwrite:
+            raise UserError("--resume and --overwrite are mutually exclusive: omit one of them")
+        if self.resume and not (out or source):
+            raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
+        if source and not (out or self.resume):
+            raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
+        if self.keep_optimizer and not self.init_from:
+            raise UserError("--keep-optimizer needs the run with the optimizer state: add --init-from RUN")
+        if source and self.resume and out and Path(out) != Path(source):
+            raise UserError(f"--resume continues one run, not both {source} and --out {out}: omit one of them")
+
 
 def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
     """Return the settings of a new run; `note` receives a line about settings from another run."""
@@ -72,11 +91,13 @@ def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
     base = options.base
     weights = options.init_from or base.state_from or base.init_from
     keep_optimizer = options.keep_optimizer or bool(base.state_from and not options.init_from)
-    own: tuple[str, ...] = SIZES if options.is_path else ()
+    keep: tuple[str, ...] = SIZES if options.is_path else ()
     if not options.init_from:  # a file with weights sets their positions
-        own += positions_in(options.target)
+        keep += positions_in(options.target)
     inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
-    config = with_weights(base, weights, options.settings, keep=own, keep_optimizer=keep_optimizer, inherited=inherited)
+    config = with_weights(
+        base, weights, options.settings, keep=keep, keep_optimizer=keep_optimizer, inherited=inherited
+    )
     line = inherited_note(config, inherited, weights)
     if line:
         note(line)

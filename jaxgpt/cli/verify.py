@@ -41,17 +41,12 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     import jax
 
     from jaxgpt.provenance import versions
-    from jaxgpt.verify import LAWS
-    from jaxgpt.verify import verify as check
+    from jaxgpt.verify import verify as measure
 
     with progress("loading") as activity:
         damaged = _damaged(target)
         lm, model = _model(target, checkpoint)
-        rows = []
-        results = check(lm, LAWS)
-        for law in LAWS:
-            activity.stage(f"verifying: {law.name}")
-            rows.append(next(results))
+        rows = list(measure(lm, progress=activity))
 
     kind = jax.devices()[0].device_kind
     about = {

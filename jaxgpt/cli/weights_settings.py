@@ -62,26 +62,26 @@ def with_weights(
 
     directory, _ = parse_checkpoint(init_from)
     run = open_run(directory)
-    its = run.config()
-    free = _free_settings(its.model)
-    own = {name: getattr(base.model, name) for name in free if name in keep}
+    source = run.config()
+    free = _free_settings(source.model)
 
-    # Absolute paths stay valid if the run is used from a different directory.
+    # The model, tokenizer and data of the weights. Absolute paths stay valid if the run is used from a different directory.
+    model = replace(source.model, **{name: getattr(base.model, name) for name in free if name in keep})
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
-    data = replace(data, **{name: getattr(its.data, name) for name in inherited})
-    weights = replace(base, model=replace(its.model, **own), data=data, state_from="")
+    data = replace(data, **{name: getattr(source.data, name) for name in inherited})
+    derived = replace(base, model=model, data=data, state_from="")
     if keep_optimizer:
-        weights = _with_state(weights, init_from)
+        derived = _with_state(derived, init_from)
     else:
-        weights = replace(weights, init_from=str(weights_at(init_from).absolute()))
+        derived = replace(derived, init_from=str(weights_at(init_from).absolute()))
 
     # The settings of the command line, which the weights restrict.
-    config = with_settings(weights, settings)
-    _check_model(weights, config, free)
+    config = with_settings(derived, settings)
+    _check_model(derived, config, free)
     if config.lora.rank:
-        _check_positions(its.model, config.model)
+        _check_positions(source.model, config.model)
     if keep_optimizer:
-        _check_optimizer(config, directory)
+        _check_optimizer(source, config, directory)
     if config.post.reference:
         from jaxgpt.post.start import with_reference
 
@@ -99,9 +99,9 @@ def _free_settings(model: ModelConfig) -> list[str]:
     return free
 
 
-def _check_model(weights: Config, config: Config, free: Collection[str]) -> None:
-    """Raise `UserError` if a config changes the tokenizer, or a model setting outside `free`."""
-    for name, (was, now) in changes(weights, config).items():
+def _check_model(derived: Config, config: Config, free: Collection[str]) -> None:
+    """Raise `UserError` if a config changes the tokenizer of the weights, or a model setting outside `free`."""
+    for name, (was, now) in changes(derived, config).items():
         section, _, last = name.rpartition(".")
         if (section == "model" and last not in free) or name == "data.tokenizer":
             window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
@@ -135,27 +135,26 @@ def _with_state(config: Config, init_from: str) -> Config:
     if not (checkpoint / "opt_state").is_dir():
         raise UserError(f"{checkpoint} has no optimizer state: omit --keep-optimizer")
     state = str(checkpoint.absolute())
-    its = run.config()
-    if not its.lora.rank:
+    source = run.config()
+    if not source.lora.rank:
         return replace(config, init_from=state, state_from=state)
 
-    base = base_checkpoint(run, its)
+    # The state has adapters; the weights come from their base.
+    base = base_checkpoint(run, source)
     if base is None:
-        raise UserError(f"{directory} holds adapters of {its.init_from}, which is missing: restore it")
+        raise UserError(f"{directory} holds adapters of {source.init_from}, which is missing: restore it")
     return replace(config, init_from=str(base.absolute()), state_from=state)
 
 
-def _check_optimizer(config: Config, directory: Path) -> None:
-    """Raise `UserError` if the train state of the run in `directory` does not match the settings."""
-    from jaxgpt.checkpoint.run import open_run
-
-    its = flat(open_run(directory).config())
+def _check_optimizer(source: Config, config: Config, directory: Path) -> None:
+    """Raise `UserError` if the train state of a run, with the settings `source`, does not match the new settings."""
+    old = flat(source)
     new = flat(config)
     for name in OF_STATE:
-        if its[name] != new[name]:
-            option = f"--{name.replace('_', '-')} {its[name]}"
+        if old[name] != new[name]:
+            option = f"--{name.replace('_', '-')} {old[name]}"
             fix = f"use {option}, or omit --keep-optimizer; jaxgpt train {directory} keeps all its settings"
-            raise UserError(f"--keep-optimizer needs {name} {its[name]}, as in {directory}, not {new[name]}: {fix}")
+            raise UserError(f"--keep-optimizer needs {name} {old[name]}, as in {directory}, not {new[name]}: {fix}")
 
 
 def inherited_note(config: Config, inherited: Collection[str], init_from: str) -> str:

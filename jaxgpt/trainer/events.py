@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
-from jaxgpt.errors import one_line
+from jaxgpt.errors import add_own_note, one_line
 from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluators import Result
@@ -149,4 +149,4 @@ class Listeners(Listener):
                 listener.failed(error)
             except Exception as e:
                 name = type(listener).__name__
-                error.add_note(f"jaxgpt: {name}.failed raised {type(e).__name__}: {one_line(e, 200)}")
+                add_own_note(error, f"{name}.failed raised {type(e).__name__}: {one_line(e, 200)}")

@@ -19,7 +19,7 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import Saver
 from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, one_line
 from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
 from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans
@@ -209,9 +209,9 @@ class Checkpoints:
                 # Otherwise, the old run would be restored over the saved step.
                 delete_replaced(self._run.path)
         except Exception as e:
-            error.add_note(f"jaxgpt: step {step} could not be saved: {one_line(e, 200)}")
+            add_own_note(error, f"step {step} could not be saved: {one_line(e, 200)}")
         else:
-            error.add_note(f"jaxgpt: step {step} was saved in {self.saver.directory}")
+            add_own_note(error, f"step {step} was saved in {self.saver.directory}")
 
     def is_out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""

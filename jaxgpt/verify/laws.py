@@ -24,6 +24,7 @@ from jaxgpt.lm import LM
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
+from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.runtime import SAFE_FLAG
 from jaxgpt.verify import experts, forward, training
 from jaxgpt.verify.subject import NotApplicable, Subject
@@ -88,16 +89,17 @@ LAWS = (
 )
 
 
-def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
+def verify(lm: LM, laws: Sequence[Law] = LAWS, progress: Progress = NO_PROGRESS) -> Iterator[LawResult]:
     """Measure each law in float32, regardless of the run's compute dtype, and yield its result.
 
-    Raises `UserError` if the weights are not float32.
+    Each law is a stage of `progress`. Raises `UserError` if the weights are not float32.
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
         raise UserError("verify needs float32 weights: load the model with weights=None")
     with tempfile.TemporaryDirectory() as directory:
         subject = Subject(lm._replace(params=dequantize(lm.params)), Path(directory))
         for law in laws:
+            progress.stage(f"verifying: {law.name}")
             start = time.perf_counter()
             result = _measured(law, subject)
             yield result._replace(seconds=time.perf_counter() - start)

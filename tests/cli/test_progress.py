@@ -106,7 +106,7 @@ def reporting(
         time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
-    monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: None)
+    monkeypatch.setattr("jaxgpt.cli.run_summary.baselines", lambda data: None)
     # No checkpoint is on the disk.
     monkeypatch.setattr("jaxgpt.cli.run_printer.read_info", lambda checkpoint: Info(157))
     with RunPrinter() as printer:

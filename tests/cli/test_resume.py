@@ -17,7 +17,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.introduction import Introduction
+from jaxgpt.cli.introduction import data_lines
 from jaxgpt.data import Batches, open_data
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.locks import LOCK
@@ -170,7 +170,7 @@ def test_the_printed_epochs_count_the_windows_before_a_change_of_the_batch_size(
     data = open_data(config)
     program: Any = SimpleNamespace(config=config)
     last = Info(2, tokens=2 * 4 * 16)
-    lines = Introduction(program, data, Run(run), last).describe_data()
+    lines = data_lines(program.config, data, last)
     windows = Batches.of(config, data.train).per_epoch
     assert f"4 more steps of 8 x 16 tokens: {40 / windows:.3g} epochs in total" in lines
 
@@ -241,7 +241,7 @@ def test_damaged_baselines_are_computed_again(run: Path, monkeypatch: pytest.Mon
     result = resume("run", "--train.steps", "6")
     assert (result.code, file.read_text()) == (0, before), result.err
     file.unlink()
-    monkeypatch.setattr("jaxgpt.cli.run_printer.baselines", lambda data: {"losses": 1})
+    monkeypatch.setattr("jaxgpt.cli.run_summary.baselines", lambda data: {"losses": 1})
     result = resume("run", "--train.steps", "8")
     assert (result.code, "baseline  " in result.out) == (0, False), "damaged during the run"
 

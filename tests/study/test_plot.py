@@ -16,6 +16,7 @@ import jaxgpt.cli.plot as plot_command
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.plot_table import table
+from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
 from jaxgpt.study.curves import setting_label
@@ -222,30 +223,35 @@ def test_arrays_that_do_not_fit_are_rejected(draw: Any, message: str) -> None:
         draw()
 
 
+def recorded(settings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, RecordedRun]:
+    return {name: RecordedRun(Path(name), settings[name], lines) for name, lines in metrics.items()}
+
+
 def test_the_table_of_runs_shows_what_differs() -> None:
     """The best run is first; a run without evaluations is last."""
     faster = [{"step": 7, "val_loss": 2.5}, {"step": 9, "val_loss": 2.75, "tokens_per_second": 1234.0}]
     metrics = {"none": LINES[:10], "a": LINES, "b": faster}
     settings = {name: {"same": 1, "optim.learning_rate": i / 10} for i, name in enumerate(metrics)}
     none = dict.fromkeys(metrics, 0.0)
-    head, *rows = (line.split() for line in table(settings, metrics, none).splitlines())
+    head, *rows = (line.split() for line in table(recorded(settings, metrics), none).splitlines())
     assert head == ["run", "val", "loss", "step", "tokens/s", "optim.learning_rate"]
     assert rows == [["b", "2.5000", "7", "1,234", "0.2"], ["a", "3.1000", "10", "0.1"], ["none", "0.0"]]
-    head, *rows = (line.split() for line in table(settings, metrics, none | {"a": 4.0}).splitlines())
+    head, *rows = (line.split() for line in table(recorded(settings, metrics), none | {"a": 4.0}).splitlines())
     assert head[3:5] == ["bits/byte", "step"]
     assert rows[1] == ["a", "3.1000", f"{3.1 / np.log(2) / 4:.4f}", "10", "0.1"]
     many = {name: {f"s{i}": name for i in range(9)} for name in metrics}
-    assert table(many, metrics, none).splitlines()[-1] == "further settings that differ: s6, s7, s8"
+    assert table(recorded(many, metrics), none).splitlines()[-1] == "further settings that differ: s6, s7, s8"
 
 
 def test_the_table_compares_losses_on_the_most_windows_only() -> None:
     whole = [{"step": step, "val_loss": loss, "val_windows": 100} for step, loss in ((250, 1.5), (500, 1.4))]
     settings = {name: {"same": 1} for name in ("partial", "whole")}
     unknown = dict.fromkeys(settings, 0.0)
-    rows = [line.split() for line in table(settings, {"partial": PARTIAL, "whole": whole}, unknown).splitlines()]
+    metrics = {"partial": PARTIAL, "whole": whole}
+    rows = [line.split() for line in table(recorded(settings, metrics), unknown).splitlines()]
     assert rows == [["run", "val", "loss", "step"], ["whole", "1.4000", "500"], ["partial", "1.4500", "750"]]
     stopped = {"partial": PARTIAL[:2], "whole": whole}
-    rows = [line.split() for line in table(settings, stopped, unknown).splitlines()]
+    rows = [line.split() for line in table(recorded(settings, stopped), unknown).splitlines()]
     assert rows[0] == ["run", "val", "loss", "windows", "step"]
     assert rows[1] == ["partial", "1.1000", "5", "500"]
 

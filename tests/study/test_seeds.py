@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxgpt.cli.compare import seed_groups, sentence
+from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
@@ -298,12 +299,13 @@ def test_losses_of_different_definitions_are_not_compared(one: PostConfig, other
         "a": flat(replace(config, post=one, init_from="base")),
         "b": flat(replace(config, post=other, init_from="different")),
     }
-    lines = {run: [evaluated, {"step": 8, "ended": "finished"}] for run in settings}
+    lines = [evaluated, {"step": 8, "ended": "finished"}]
+    runs = {run: RecordedRun(Path(run), values, lines) for run, values in settings.items()}
     if not name:
-        assert len(seed_groups(settings, lines, {run: Path(run) for run in settings})) == 2
+        assert len(seed_groups(runs)) == 2
         return
     with pytest.raises(UserError, match=f"a and b have different {name}: their losses are not comparable; omit one"):
-        seed_groups(settings, lines, {run: Path(run) for run in settings})
+        seed_groups(runs)
 
 
 def test_the_command_compares_groups() -> None:

@@ -1,0 +1,51 @@
+"""The lines at the end of a training run: the baselines of its loss, its directory and the next command."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+
+from jaxgpt.atomic import write_json
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.final_sample import sample_command
+from jaxgpt.cli.output import Facts
+from jaxgpt.data import Data
+from jaxgpt.errors import UserError
+from jaxgpt.report.baselines import baselines, read_baselines
+
+
+def run_summary(run: Run, data: Data, prompt: str) -> Facts:
+    """Return the facts at the end of a run; the next command samples after `prompt`, or chats."""
+    losses = ", ".join(f"{name} {loss:.2f}" for name, loss in _recorded_losses(run).items())
+    has_answers = data.is_conversations or data.is_preferences or data.is_prompts
+    can_chat = has_answers and data.tokenizer.special.chat_template is not None
+    return {
+        "baseline": f"{losses} (nats per token)" if losses else "",
+        "run": f"{run.path} (loss.png, metrics.jsonl, checkpoints)",
+        "next": shlex.join(["jaxgpt", "chat", str(run.path)]) if can_chat else sample_command(run.path, prompt),
+    }
+
+
+def update_baselines(run: Run, data: Data, objective: str) -> None:
+    """Write baselines.json, unless it describes the same data; a resumed run may have a different mixture.
+
+    The file is deleted if the data or the objective has no baselines.
+    """
+    with suppress(UserError):  # a damaged file is replaced
+        recorded = read_baselines(run.path)
+        if recorded["losses"] and recorded.get("data") == data.fingerprint:
+            return
+
+    path = run.path / "baselines.json"
+    found = baselines(data) if objective == "next-token" else None
+    if found:
+        write_json(path, found)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _recorded_losses(run: Run) -> dict[str, float]:
+    """Return the baselines of a run, keyed by name; {} if baselines.json is missing or damaged."""
+    with suppress(UserError):
+        return dict(read_baselines(run.path)["losses"])
+    return {}
