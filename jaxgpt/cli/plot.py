@@ -59,11 +59,11 @@ def plot(
         raise UserError("missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare")
     check_writable(path)
     from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.report.baselines import read_baselines
 
     opened = {name: open_run(Path(name)) for name in runs}
     if follow:
         draw_while_training(opened, path, x)
-    from jaxgpt.report.baselines import read_baselines
 
     recorded = read_recorded(opened)
     about = {name: read_baselines(run.path) for name, run in recorded.items()}

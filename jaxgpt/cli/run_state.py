@@ -60,7 +60,7 @@ class RunState(NamedTuple):
         preset: name of the preset.
         init_from: run of the initial weights; "": random weights.
         data: paths of the training data, or the name of a built-in text.
-        progress: how far the run was trained.
+        progress: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.
         windows: number of windows of the losses of checkpoints.
         has_larger_evaluation: whether a different evaluation, such as the last, used more windows.

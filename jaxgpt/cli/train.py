@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
 from jaxgpt.cli.settings import ignored_settings, named_config
-from jaxgpt.cli.train_settings import TrainOptions, new_config, resumed
+from jaxgpt.cli.train_settings import TrainOptions, new_config, resumed_config
 from jaxgpt.cli.train_tasks import TrainTasks
 from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import TrainingFailed, one_line, own_notes
@@ -116,7 +116,7 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
     from jaxgpt.trainer.finished import prune_finished, why_finished
     from jaxgpt.trainer.start import Start
 
-    config = resumed(options)
+    config = resumed_config(options)
     if options.is_path and not options.source:
         ignored = ignored_settings(options.base, config, options.settings)
         if ignored:

@@ -78,15 +78,15 @@ def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
     """Return the settings of a new run; `note` receives a line about settings from another run."""
     base = options.base
     if options.source:
-        config = repeated(options)
+        config = _repeated_config(options)
         note(f"using the settings of {options.source}, starting from {origin(config)}")
         return config
     if options.init_from or base.state_from or base.init_from:
-        return finetuned(options, note)
-    return started(base, options.settings)
+        return _finetuned_config(options, note)
+    return _fresh_config(base, options.settings)
 
 
-def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
+def _finetuned_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
     """Return the settings of a preset or file with initial weights; `note` receives a line about inherited settings."""
     base = options.base
     weights = options.init_from or base.state_from or base.init_from
@@ -104,7 +104,7 @@ def finetuned(options: TrainOptions, note: Callable[[str], None]) -> Config:
     return config
 
 
-def started(base: Config, settings: Mapping[str, Any]) -> Config:
+def _fresh_config(base: Config, settings: Mapping[str, Any]) -> Config:
     """Return the settings of a run with random initial weights; raise `UserError` if they need the weights of a run."""
     if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
@@ -120,7 +120,7 @@ def started(base: Config, settings: Mapping[str, Any]) -> Config:
         settings = {"train.prompt": TrainConfig.prompt, **settings}
     teacher = settings.get("post.reference", base.post.reference)
     if is_distillation and teacher:
-        return distilled(base, teacher, settings)
+        return _distilled_config(base, teacher, settings)
     return with_settings(base, settings)
 
 
@@ -130,7 +130,7 @@ def has_preset_prompt(config: Config) -> bool:
     return preset is not None and preset.config.train.prompt == config.train.prompt
 
 
-def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
+def _distilled_config(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
     """Return the settings of a student with random initial weights and the tokenizer of its teacher."""
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
@@ -146,7 +146,7 @@ def distilled(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config
     return with_reference(config, run.tokenizer())
 
 
-def repeated(options: TrainOptions) -> Config:
+def _repeated_config(options: TrainOptions) -> Config:
     """Return the settings of a run that repeats the target, from its initial weights or `init_from`."""
     from jaxgpt.checkpoint.run import Run
 
@@ -159,10 +159,10 @@ def repeated(options: TrainOptions) -> Config:
         return with_weights(base, weights, settings, keep=(*SIZES, *OF_POSITIONS), keep_optimizer=bool(base.state_from))
     if base.model.vocab_size == Run(Path(options.source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
-    return started(base, settings)
+    return _fresh_config(base, settings)
 
 
-def resumed(options: TrainOptions) -> Config:
+def resumed_config(options: TrainOptions) -> Config:
     """Return the settings of a run that continues from its last checkpoint."""
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
