@@ -31,7 +31,7 @@ from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import change_rules, shardings
 from jaxgpt.train.muon import orthogonal
-from jaxgpt.train.optimizer import decay_mask, groups
+from jaxgpt.train.optimizer import decay_mask, muon_labels
 
 CONFIG = small("gpt2", block_size=16, n_inner=F)
 PLAIN = replace(CONFIG, mlp="plain", bias=False)
@@ -86,7 +86,7 @@ def test_the_kind_of_a_weight_depends_on_the_axes_after_its_stack(axes: Any, sta
 def test_matrices_of_a_stack_decay_but_its_biases_do_not() -> None:
     params = abstract_params(MODEL)
     decay = flatten_params(decay_mask(params, MODEL))
-    labels = flatten_params(groups(params, MODEL))
+    labels = flatten_params(muon_labels(params, MODEL))
     for name in ("up_proj", "down_proj"):
         assert (decay[f"h_0/mlp/{name}/kernel"], labels[f"h_0/mlp/{name}/kernel"]) == (True, "muon")
         assert (decay[f"h_0/mlp/{name}/bias"], labels[f"h_0/mlp/{name}/bias"]) == (False, "adam")

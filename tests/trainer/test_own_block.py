@@ -27,7 +27,7 @@ from jaxgpt.model.params import weights
 from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Visible, row_positions
-from jaxgpt.train.optimizer import groups
+from jaxgpt.train.optimizer import muon_labels
 
 CONFIG = small("gpt2", block_size=16)
 TOKENS = np.random.default_rng(0).integers(0, 17, (2, 12))
@@ -133,7 +133,7 @@ def test_an_own_matrix_is_trained_by_muon() -> None:
         block = Blocks
 
     model = Model(CONFIG)
-    labels = groups(init_params(model), model)
+    labels = muon_labels(init_params(model), model)
     assert labels["h_0"]["mlp"]["extra"] == "muon"
     program = program_of(MeshConfig(data=1), model, name="muon")
     state = program.init()
