@@ -168,6 +168,6 @@ def _device_time(run: _Started, calls: int, trace: str, progress: Progress) -> d
 
 
 def _take(compiled: Any, program: Program, state: Any, batch: Any) -> tuple[Any, Any]:
-    """Take a step like `program.step`, with a different compilation of this function."""
+    """Take a step like `program.step`, with the compiled step `compiled`."""
     result: tuple[Any, Any] = compiled(state, batch, program.hyperparameters, program.frozen)
     return result

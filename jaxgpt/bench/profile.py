@@ -81,7 +81,7 @@ class Profile(Listener):
         except Exception as e:
             self._give_up(e)
             return
-        # The steps of a call are read together, after its last step: none of them is in the trace.
+        # The metrics of a call are read after its last step, so no step of this call is in the trace.
         self._trace = _Trace(first=step + self._per_call, last=step)
         self._trace.name_step(step + 1)
 

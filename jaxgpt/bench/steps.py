@@ -60,7 +60,7 @@ class TrainingSteps:
     def run(self, calls: int, steps: int = 0, take: Step | None = None) -> list[float]:
         """Run a number of calls; return the seconds per step of each call.
 
-        With more than `LAG + 1` calls, the first and the last `LAG` are omitted.
+        With more than `LAG + 1` calls, the first call and the last `LAG` calls are omitted.
 
         Args:
             calls: number of calls.

@@ -82,7 +82,7 @@ def as_text(name: str, results: BenchResults) -> str:
 
 
 def _model(name: str, results: BenchResults) -> str:
-    """Describe the model and the work of a token."""
+    """Describe the model: its size, the FLOPs per token and the compute dtype."""
     size = f"{results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token"
     return f"{name}, {size}, {results['compute_dtype']}"
 

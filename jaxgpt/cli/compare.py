@@ -122,7 +122,8 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
     from jaxgpt.study.difference import difference
 
     found = difference(a, b)
-    names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)  # pairs may omit seeds, and change the order
+    # The difference of pairs omits unpaired seeds, so its sign may differ from the order of the means.
+    names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)
     better, worse = names
 
     size = f"{abs(found.mean):.4f}"

@@ -27,7 +27,7 @@ class SourceDescription(NamedTuple):
     table: str = ""
 
     def text(self, source: str = "") -> str:
-        """Format the description; `source`: description of a source of a mixture."""
+        """Format the description; `source`: the path and share of a source of a mixture, or ""."""
         lines = aligned({"source": source, **self.facts})
         return f"{lines}\n\n{self.table}" if self.table else lines
 

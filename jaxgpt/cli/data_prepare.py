@@ -104,7 +104,7 @@ def _markers(number: int) -> str:
 
 
 def _skipped(skipped: Skips) -> list[str]:
-    """Describe unreadable documents and files, the largest losses first."""
+    """Describe unreadable documents and files: their numbers, then the errors (`skipped_lines`)."""
     from jaxgpt.data.dropped import skipped_lines
 
     numbers = {"file": skipped["files"], "document": skipped["documents"]}

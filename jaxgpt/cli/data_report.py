@@ -75,7 +75,7 @@ def _print_mixture(
 
 
 def _is_run(target: str) -> bool:
-    """Return whether a target is a run, with both config.json and tokenizer.json; other directories may have one of them."""
+    """Return whether a target is a run: it has config.json and tokenizer.json; other directories may have one of the files."""
     has_run_files = all(Path(target, name).is_file() for name in ("config.json", "tokenizer.json"))
     return target not in ("", *PRESETS) and has_run_files
 

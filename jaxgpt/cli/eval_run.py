@@ -58,7 +58,7 @@ class DataOptions(NamedTuple):
 
     def _needs_next_token(self, config: Config) -> bool:
         """Return whether the objective of a run does not apply to its evaluation."""
-        if config.post.objective == "distill":  # compared with other models by the next-token loss
+        if config.post.objective == "distill":  # a distilled model is compared with other models by its next-token loss
             return True
         return bool(self.path) and config.post.objective != "next-token" and not _has_examples(self.path, config)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxgpt.convert.export_model import Exported
 
 SHARD_SIZE = "5GB"
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes of the units of sizes of files
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes in each unit of a file size
 
 
 def export(
@@ -195,7 +195,7 @@ def parse_size(size: str) -> int:
     """Convert a size such as 5GB or 500MB to bytes, with 10**9 bytes in a GB, as in transformers.
 
     Raises:
-        UserError: if it is not a positive number with a unit of `UNITS`.
+        UserError: if `size` is not a positive number with a unit of `UNITS`.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", size.strip(), re.IGNORECASE)
     number = 0.0

@@ -29,7 +29,7 @@ from jaxgpt.signals import SIGNALS, UNFINISHED, restore_signals
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
-OWN = "jaxgpt: "  # beginning of the lines of jaxgpt
+OWN = "jaxgpt: "  # prefix of the messages of jaxgpt
 LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records
 RESUME = "resume with: "  # beginning of the command that resumes a run, in the message of a process
 PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
@@ -86,7 +86,7 @@ class Ending(NamedTuple):
 
 
 class _Fleet:
-    """Child processes; they stop if the launcher dies, because this closes their standard input."""
+    """Child processes; they stop if the launcher dies, because its death closes their standard input."""
 
     def __init__(self, count: int) -> None:
         self.count = count

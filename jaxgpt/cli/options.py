@@ -91,7 +91,7 @@ def option_name(setting: str) -> str:
 
 
 def check_unused(options: Mapping[str, Any], where: str) -> None:
-    """Raise `UserError` if an option has a value, but no effect `where`, for example "without --tasks"."""
+    """Raise `UserError` if one of these options, which have no effect `where` ("without --tasks"), has a value."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option} has no effect {where}: omit it")

@@ -43,7 +43,7 @@ COMMANDS = {
     "data report": "jaxgpt.cli.data_report:data_report",
 }
 
-# Options that other programs have for the choice of devices.
+# Options of other programs that select devices.
 DEVICE_OPTIONS = ("--platform", "--device", "--devices", "--accelerator", "--gpu", "--gpus", "--cpu", "--tpu")
 DEVICE_HINT = "JAX chooses the devices: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu"
 
@@ -59,7 +59,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         return app.parse_args(words, exit_on_error=False, print_error=False)[:2]
     except CycloptsError as e:
         command = " ".join(["jaxgpt", *(e.command_chain or ())])
-        e.command_chain = ()  # otherwise its text begins with the command
+        e.command_chain = ()  # otherwise the text of the error begins with the command
         raise UserError(f"{_reason(e)} See {command} --help.") from None
 
 

@@ -70,7 +70,7 @@ def compile_programs(case: Case, decode: bool) -> dict[str, StepCost]:
 
 
 def why_not_compiled(cases: Sequence[Case], estimate: bool) -> str:
-    """Return why plans are not compiled, or "": only estimates are wanted, or a case has no compiler."""
+    """Return why plans are not compiled (with `estimate`, or without a compiler), or "" if they can be compiled."""
     from jaxgpt.plan.compilers import compiler_missing
 
     if estimate:
@@ -101,7 +101,7 @@ def find_advice(case: Case) -> Advice:
 
 
 def larger_slice(case: Case) -> str:
-    """Describe the smallest slice with enough memory for a run; no option makes it fit on its own slice."""
+    """Describe the smallest slice with enough memory for a run that fits on its slice with no option."""
     from jaxgpt.plan.choices import smallest_slice
 
     found = smallest_slice(case.config, case.topology, case.work)

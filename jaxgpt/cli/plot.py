@@ -121,7 +121,7 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
 
 
 def still_trains(run: Run, lines: Lines) -> bool:
-    """Return whether a process trains the run; on a different host, until the last line of the metrics records an end."""
+    """Return whether a process trains the run; if it may be on a different host, whether the metrics record no end."""
     from jaxgpt.trainer.metrics import how_ended
 
     writer = has_writer(run.path)

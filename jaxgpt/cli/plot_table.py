@@ -14,7 +14,7 @@ SHOWN = 6  # maximum number of differing settings shown as columns
 
 
 def table(runs: Mapping[str, RecordedRun], bytes_per_token: Mapping[str, float]) -> str:
-    """Format a table of runs, the lowest validation loss first. `bytes_per_token`: of the text of each run; 0: unknown.
+    """Format a table of runs, the lowest validation loss first. `bytes_per_token`: keyed by run; 0: unknown.
 
     The lowest loss is taken over the comparable evaluations of a run. A column with their number of windows is added if it
     differs between runs, because such losses are not comparable.

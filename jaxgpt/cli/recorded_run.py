@@ -30,7 +30,7 @@ class RecordedRun(NamedTuple):
 
 
 def read_recorded(runs: Mapping[str, Run]) -> dict[str, RecordedRun]:
-    """Read the settings and metrics of runs, keyed by the names that the user gave them.
+    """Read the settings and metrics of runs, keyed by their names on the command line.
 
     Raises:
         UserError: if a run was not trained, so that it has no metrics.

@@ -35,10 +35,10 @@ class RunPrinter(Listener):
     """Print the progress and the results of a run, in process 0; use as a context manager.
 
     Attributes:
-        resume_options: options that the command that resumes the run needs, because the run does not record them.
+        resume_options: options to add to the resume command, because the run does not record them.
     """
 
-    # Known when the run has started.
+    # Set by `started`.
     program: Program
     data: Data
     run: Run
@@ -61,7 +61,7 @@ class RunPrinter(Listener):
         self._stack.close()
 
     def opened(self, program: Program, data: Data, step: int) -> None:
-        """Reject a prompt of the final sample that cannot be encoded; only print a note if an old run or a preset has it."""
+        """Reject a final prompt that cannot be encoded; for a resumed run or a preset's prompt, only print a note."""
         config = program.config
         try:
             check_prompt(config, data.tokenizer)
@@ -122,7 +122,7 @@ class RunPrinter(Listener):
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
-        self._stack.close()  # the progress line
+        self._stack.close()  # removes the progress line, and draws loss.png
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
@@ -160,7 +160,7 @@ class RunPrinter(Listener):
 
     def _draw(self) -> None:
         """Draw loss.png, if a step was taken; print a note if drawing fails."""
-        if not self.has_steps:  # the old run may have been restored
+        if not self.has_steps:  # the directory may hold the old run, restored after an error
             return
         try:
             with suppress(UserError):  # no losses yet, or damaged baselines.json

@@ -19,7 +19,7 @@ OF_DATA = ("model.vocab_size", "init_from", "state_from")
 
 
 class RunProgress(NamedTuple):
-    """How far a run was trained, in the order of the JSON object."""
+    """The progress of a run, with fields in the order of the JSON object."""
 
     step: int  # steps taken
     steps: int  # steps of the complete run; 0: it was imported or saved from Python
@@ -62,7 +62,7 @@ class RunState(NamedTuple):
         data: paths of the training data, or the name of a built-in text.
         progress: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.
-        windows: number of windows of the losses of checkpoints.
+        windows: number of windows in the evaluations before the last (`train.eval_windows`); 0: all.
         has_larger_evaluation: whether a different evaluation, such as the last, used more windows.
         damaged: steps of the checkpoints with a damaged checkpoint.json.
         best: step of the best checkpoint; None: no checkpoint, or some are damaged.
@@ -133,7 +133,7 @@ def _data(config: Config) -> str:
 
 
 def _progress(lines: Sequence[Mapping[str, Any]], infos: Mapping[int, Info], config: Config) -> RunProgress:
-    """Return how far a run was trained; its metrics may end before or after the last checkpoint."""
+    """Return the progress of a run; its metrics may end before or after the last checkpoint."""
     from jaxgpt.trainer.metrics import how_ended
 
     logged = [line for line in lines if "loss" in line]

@@ -27,7 +27,7 @@ def run_summary(run: Run, data: Data, prompt: str) -> Facts:
 
 
 def update_baselines(run: Run, data: Data, objective: str) -> None:
-    """Write baselines.json, unless it describes the same data; a resumed run may have a different mixture.
+    """Write baselines.json, unless the file already describes these data; a resumed run may have a different mixture.
 
     The file is deleted if the data or the objective has no baselines.
     """

@@ -62,7 +62,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _relocated(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Express the data paths of a command line, which are relative to the current directory, as `base` does."""
+    """Convert data paths of a command line from the current directory to the directory of `base`."""
     settings = dict(settings)
     directory = Path(base.directory).resolve()
     if not base.directory or directory == Path.cwd():
@@ -106,7 +106,7 @@ def check_next_token(config: Config, command: str) -> None:
 
 
 def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
-    """Return the names of the settings of a file that a resumed run ignores, because it has different values.
+    """Return the names of the settings of a file that a resumed run ignores, because the run has different values.
 
     Args:
         file: settings of the file.

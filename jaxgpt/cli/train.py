@@ -175,7 +175,7 @@ def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
     except TrainingFailed as e:
         raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
     except Exception as e:
-        kept = "; ".join(own_notes(e))  # on the last saved step, or an old run that is kept
+        kept = "; ".join(own_notes(e))  # about the last saved step, or the old run, which is kept
         if not kept:
             raise
         resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""

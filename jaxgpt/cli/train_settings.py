@@ -92,7 +92,7 @@ def _finetuned_config(options: TrainOptions, note: Callable[[str], None]) -> Con
     weights = options.init_from or base.state_from or base.init_from
     keep_optimizer = options.keep_optimizer or bool(base.state_from and not options.init_from)
     keep: tuple[str, ...] = SIZES if options.is_path else ()
-    if not options.init_from:  # a file with weights sets their positions
+    if not options.init_from:  # a file that specifies initial weights also sets their positions
         keep += positions_in(options.target)
     inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
     config = with_weights(

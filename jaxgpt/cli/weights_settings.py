@@ -16,7 +16,7 @@ from jaxgpt.strict_json import parse_json
 
 # Settings of the model that the weights do not determine; a run may change them with --init-from.
 SIZES = ("dropout", "block_size")
-# Further such settings, which affect positions and windows. They come from the run of the weights unless they are given.
+# Further such settings, which affect positions and windows. Unless the user sets them, they come from the run of the weights.
 OF_POSITIONS = (
     "sliding_window",
     "rope_theta",
@@ -185,6 +185,6 @@ def positions_in(target: str) -> tuple[str, ...]:
 
 
 def _section(file: str, name: str) -> Mapping[str, Any]:
-    """Return a section of a JSON file of settings, which is valid."""
+    """Return a section of a valid JSON file of settings."""
     section: Mapping[str, Any] = parse_json(read_bytes(Path(file)), file).get(name, {})
     return section

@@ -25,7 +25,7 @@ def attention_of(config: Config, topology: Topology) -> str:
 
 
 class KeyExchange(NamedTuple):
-    """The way of the keys and values between the devices along context.
+    """The exchange of keys and values between the devices along context.
 
     Attributes:
         kind: gathered, ring, or halo (all layers have a halo); "": no kernel divides positions.
@@ -63,7 +63,7 @@ def key_bytes(config: Config, target: Target) -> float:
     """Estimate the bytes of the keys and values that a device receives for a block along context, and of their gradients.
 
     Gathered keys span complete windows, with float32 gradients. A ring holds the keys of two devices, because the next
-    keys arrive during the computation. A layer without a halo needs the most.
+    keys arrive during the computation. The estimate is for a layer without a halo, if any: it receives the most.
     """
     exchange = key_exchange(config, target)
     share = 1 / config.mesh.context

@@ -87,14 +87,14 @@ def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 class FittingSlice(NamedTuple):
-    """A slice that fits a run with some flags of the command."""
+    """A slice with enough memory for a run, and the flags of the command that make the run fit."""
 
     topology: Topology
     flags: str
 
 
 def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> FittingSlice | None:
-    """Return the smallest larger slice that fits a run by estimate; None: not found.
+    """Return the smallest larger slice with enough memory for a run by estimate; None: no such slice.
 
     The flags select as much sharding along fsdp as possible, microbatches of one row per device, and `--train.remat full`.
     """
@@ -122,7 +122,7 @@ class Suggestion(NamedTuple):
 
     Attributes:
         flags: the flags of the command.
-        total: estimated bytes per device with them.
+        total: estimated bytes per device with these flags.
     """
 
     flags: str
@@ -160,7 +160,7 @@ class _Option(NamedTuple):
 
 
 def _combination(config: Config, topology: Topology, work: Work) -> Suggestion | None:
-    """Return the fastest mesh, remat and microbatches that fit in memory; None: none of them fits."""
+    """Return the fastest mesh, remat and microbatches that fit in memory; None: no combination fits."""
     fitting = []
     for option in _combinations(config, topology):
         cost = estimate(option.config, topology, work)

@@ -25,7 +25,7 @@ class Collective(NamedTuple):
     between_slices: bool = False  # whether the network between slices is used, not the links within a slice
     axes: tuple[str, ...] = ()  # axes of the mesh along which the devices of a group differ; (): unknown
     site: str = ""  # name of the data, or place in the source, such as `h/attn/q_proj`
-    avoidable: int = 0  # estimates: number of these executions that a program may avoid
+    avoidable: int = 0  # in estimates, number of these executions that a program may avoid
 
     @property
     def needed(self) -> int:
@@ -134,7 +134,7 @@ def _collective(
     if kind not in COLLECTIVES:
         return None
 
-    # The result of these start instructions also contains the operands and counters.
+    # The result of some start instructions also contains the operands and counters: keep only the results.
     sizes = array_bytes(instruction.shape)
     if opcode == "collective-permute-start":
         # GPUs send several arrays in one instruction.

@@ -45,13 +45,13 @@ def compile_program(
 
     Args:
         lower: returns the lowered program, a `jax.stages.Lowered`.
-        arguments: bytes of its arguments on a device, by kind.
-        flops: its model FLOPs on a device.
-        program: the config and mesh.
+        arguments: bytes of the program's arguments on a device, by kind.
+        flops: model FLOPs of the program on a device.
+        program: program of the run, for its config and mesh.
         topology: the hardware.
 
     Raises:
-        UserError: if compilation fails for another reason than exhausted memory.
+        UserError: if compilation fails for a reason other than exhausted memory.
     """
     try:
         with _no_compilation_cache():

@@ -21,7 +21,7 @@ class Bounds(TypedDict):
     mfu_overlapped: float
     mfu_serial: float
     seconds_least: NotRequired[float]  # lower bound on the time of a step; absent: unknown
-    mfu_most: NotRequired[float]  # upper bound on its MFU
+    mfu_most: NotRequired[float]  # upper bound on the MFU of a step
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StepCost:
     available: float  # bytes of device memory; on a TPU, bytes available to a program
     model_flops: float  # model FLOPs that this device computes, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
-    collectives: tuple[Collective, ...] = ()  # one for each kind, axes and site
+    collectives: tuple[Collective, ...] = ()  # one for each kind, group, axes and site (`merged`)
     computed_flops: float = 0.0  # FLOPs of all products and kernels, found by tracing; 0: unknown
     recomputed_flops: float = 0.0  # the part of computed_flops that rematerialization adds
     # Lower bounds for any program of this step: FLOPs of compute, and bytes of the other resources.

@@ -1,4 +1,4 @@
-"""Costs of a step on one device, counted for one and two layers, which are faster to trace, and extrapolated."""
+"""Costs of a step on one device: counted for one and two layers, which is fast, and extrapolated to all layers."""
 
 from __future__ import annotations
 

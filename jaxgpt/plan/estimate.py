@@ -130,9 +130,10 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
 
 
 def _growth_of_pairs(config: Config, target: Target, work: Work) -> float:
-    """Return the growth factor of the rows for pairs of token and expert: a device holds the pairs of all devices.
+    """Return the growth factor of a device's rows for pairs of token and expert due to expert parallelism.
 
-    The padding of tiles is included, for fewer experts.
+    Each device has rows for the pairs of all devices along `expert`. The rows include the padding of tiles, which depends on
+    the number of experts on a device.
     """
     model = config.model
     if not model.n_experts:

@@ -21,7 +21,7 @@ class StepSizes(NamedTuple):
     microbatches: int  # number of microbatches
     width: int  # bytes of a number in the compute dtype
     rows: int  # windows of a microbatch on a device
-    vocab: int  # ids of a device
+    vocab: int  # size of the vocabulary on a device
     weights: float  # elements of the weights, gathered along fsdp
     gradients: GradientElements
     keys: float  # elements of the keys and values of a block, in whole windows
@@ -83,7 +83,7 @@ def gradient_sums(step: StepSizes) -> Iterator[Collective]:
 
 
 def repeated_chunks(step: StepSizes) -> Iterator[Collective]:
-    """Yield what each chunk of logits after the first repeats: the gathers of the head, and the sum of its gradient."""
+    """Yield the collectives of each chunk of logits after the first: the gathers of the head, and the sum of its gradient."""
     count = step.microbatches * (step.logit_chunks - 1)
     group = step.mesh["fsdp"]
     head = step.vocab * step.config.model.n_embd
@@ -133,7 +133,7 @@ def _sums(step: StepSizes, gradients: GradientElements, count: int, avoidable: i
 
 
 def embedding_exchanges(step: StepSizes) -> Iterator[Collective]:
-    """Yield the exchanges of token embeddings along fsdp, forward and backward: the table is sharded."""
+    """Yield the exchanges of token embeddings along fsdp, forward and backward, because the table is sharded."""
     times = 2 * step.microbatches
     size = step.width * step.stream
     yield Collective(
@@ -186,7 +186,7 @@ def key_exchanges(step: StepSizes) -> Iterator[Collective]:
 
     With gathered keys, each device receives the summed gradients of its keys and values. With a halo, only the devices with the
     tokens before a chunk send keys and values to it. In a ring, keys and values visit all other devices, and the float32 sums
-    of their gradients return to their own device after the last one.
+    of their gradients return to the device of the keys after the last hop.
     """
     group = step.mesh["context"]
     axes = ("context",)

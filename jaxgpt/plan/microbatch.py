@@ -59,7 +59,7 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
     arrays = residual_arrays(forward)
     sizes = [_bytes(array) for array in arrays]
 
-    # The windows are whole; a device has its share of their positions.
+    # The trace has complete windows; a device has an equal share of their positions.
     context = config.mesh.context
     return Trace(
         saved=sum(sizes) / context,
@@ -80,7 +80,7 @@ def _pair_bytes(arrays: Sequence[Any], config: Config, target: Target, work: Wor
         return 0.0
     pairs = config.train.batch_size * work.windows * config.window * config.model.experts_per_token
     tiles = _tiles(target, pairs, config.model.n_experts)
-    first_axes = {(pairs,), tiles, (math.prod(tiles),)}  # the possible axes of the rows
+    first_axes = {(pairs,), tiles, (math.prod(tiles),)}  # possible first axes of the arrays with a row for each pair
     total = 0.0
     for array in arrays:
         if any(array.shape[: len(axes)] == axes for axes in first_axes):

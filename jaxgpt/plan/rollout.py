@@ -87,7 +87,7 @@ def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
 
 def _slot_bytes(config: Config) -> int:
     """Return the bytes of a slot of the cache on a device: the keys and values of a token in a layer."""
-    model = one_device(config).model  # with the heads of one device, because `tensor` divides the cache by heads
+    model = one_device(config).model  # with the heads of one device, because `tensor` shards the heads of the cache
     return 2 * _element_bytes(config) * model.kv_heads * model.head_width
 
 

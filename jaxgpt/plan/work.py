@@ -33,7 +33,7 @@ class Work(NamedTuple):
         windows: number of windows in a row.
         frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
         frozen_model: architecture of the frozen weights, such as a teacher's; None: the architecture of the model.
-        answers: the answers that the model generates for a batch; None: none.
+        answers: the answers that the model generates for a batch; None: no answers.
     """
 
     objective_of: Callable[[GPT, ModelConfig | None], Objective] | None = None
@@ -57,7 +57,7 @@ class Work(NamedTuple):
         return FrozenParts(None, unread_weights) if config.lora.rank else unread_weights
 
     def on_one_device(self, config: Config) -> Work:
-        """Return the work of one device, as `one_device` returns its settings."""
+        """Return the work of one device, with its share of `frozen_model`; see `one_device`."""
         if self.frozen_model is None:
             return self
         return self._replace(frozen_model=model_of_one_device(self.frozen_model, config.mesh))

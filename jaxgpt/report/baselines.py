@@ -150,7 +150,7 @@ def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
     ids = split.take(start, n)
     keys = trigrams(ids, base)
     if isinstance(split, Packed) and split.is_target is not None:
-        # A trigram is within a conversation if its last token is not one of the first two.
+        # A trigram is within a conversation if its last token is not one of the conversation's first two tokens.
         index = np.arange(start, start + n)
         begins = np.sort(split.begins)
         conversation = np.searchsorted(begins, index, side="right") - 1

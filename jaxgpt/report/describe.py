@@ -40,7 +40,7 @@ class TextDescription(TypedDict):
     vocabulary_used: int  # number of ids that occur
     documents: int | None
     duplicate_documents: int | None
-    lines: int | None  # None for other data than text
+    lines: int | None  # None for data other than text
     duplicate_lines: int | None
     overlap: float | None  # fraction of the validation n-grams in the training tokens; None: too few held-out tokens
     counted_tokens: int  # as in `FittedNgrams`

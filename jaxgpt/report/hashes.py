@@ -12,7 +12,7 @@ from jaxgpt.progress import Progress
 
 GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
-SPREAD = 8  # minimum number of table entries per hash, for one lookup to exclude most hashes outside a set
+SPREAD = 8  # minimum number of table entries per hash, so that one lookup excludes most hashes outside the set
 
 
 class HashSet:
@@ -38,7 +38,7 @@ class HashSet:
 class Grams:
     """64-bit hashes of the n-grams of a row of ids, for any n.
 
-    The n-grams for n = 2^(k + 1) consist of two n-grams for n = 2^k, so their hashes are computed from one another and kept.
+    The n-grams for n = 2^(k + 1) consist of two n-grams for n = 2^k, so their hashes are computed from the hashes for 2^k.
     All arithmetic is modulo 2^64: NumPy's products and sums of uint64 arrays wrap without a warning.
     """
 

@@ -26,7 +26,7 @@ class PairsDescription(TypedDict):
     source: str
     train_pairs: int
     validation_pairs: int
-    duplicate_pairs: int  # equal to an earlier pair
+    duplicate_pairs: int  # pairs that equal an earlier pair
     contradictions: int  # pairs that also occur with chosen and rejected answers swapped
     prompts: int  # number of different prompts
     shared_prompts: int  # validation pairs with a prompt of a training pair

@@ -11,7 +11,7 @@ from jaxgpt.train.loss import Objective, RowSums
 
 
 class FrozenParts(NamedTuple):
-    """The frozen arrays of a run with adapters, if its objective reads other arrays than the base, such as a teacher.
+    """The frozen arrays of a run with adapters, if its objective reads arrays other than the base, such as a teacher.
 
     Attributes:
         base: weights that the adapters change.

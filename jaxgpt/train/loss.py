@@ -61,7 +61,7 @@ def next_token_loss(
             outputs. Unless `penalties` is None, all side outputs except `WITHOUT_VALUE` become metrics, and the model needs
             the same methods as for chunks.
         order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. The
-            sums of a row do not depend on it.
+            sums of a row do not depend on the order.
 
     Returns:
         An objective for batches of windows (see `split_windows`). It ignores `frozen`.
@@ -103,7 +103,7 @@ def token_losses(
 class Forward:
     """The forward pass of objectives: a function of (params, windows, key).
 
-    It returns the results of `token_losses`, and the side outputs of the blocks; all `[B, T]` in the order `order`.
+    It returns the results of `token_losses`, and the side outputs of the blocks. Positions are in the order `order`.
 
     Attributes:
         apply_fn, chunk: as for `next_token_loss`.
@@ -211,7 +211,7 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Compute the log probability of each id, in nats: `[B, T]`, in the dtype of the logits."""
-    # A lookup would need the logits of the whole vocabulary on each device; a comparison works on any part of it.
+    # A lookup would need the logits of the whole vocabulary on each device; a comparison works on any shard of it.
     id_BTV = jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
     is_target_BTV = ids_BT[..., None] == id_BTV
     target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0.0).sum(-1)

@@ -72,7 +72,7 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
     def init(params: Any) -> MuonState:
         state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
-        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not read, but float64 under x64
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # unused, but float64 under x64
 
     return optax.GradientTransformation(init, update)
 
@@ -109,7 +109,7 @@ class _Leaf(NamedTuple):
     """The matrices of a leaf.
 
     Attributes:
-        x_MEO: the matrices, over stacked layers and stack axes of the leaf; the width of the residual stream is the first axis.
+        x_MEO: the matrices of all layers and stack axes of the leaf; the first axis of a matrix is the residual stream's width.
         axes: logical axes of a matrix, in the order of the leaf.
         shape: shape of the leaf.
     """
@@ -129,7 +129,7 @@ def _read(path: tuple[Any, ...], leaf: jax.Array, model: Model) -> _Leaf:
 
 
 def _orthogonal_stack(x_MEO: jax.Array, axes: tuple[str | None, ...], steps: int) -> jax.Array:
-    """Orthogonalize a stack of matrices, sharded over the devices; `axes` are the logical axes of one of them."""
+    """Orthogonalize a stack of matrices, sharded over the devices; `axes` are the logical axes of one matrix."""
     # All of these matrices are sharded alike: heads and MLP widths use the same mesh axis.
     other = next(name for name in axes if name != "embed")
     schedule = (None, "embed", other), (None, "embed", None), *TO_DEVICES

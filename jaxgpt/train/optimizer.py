@@ -110,7 +110,7 @@ def restart_schedules(opt_state: Any) -> Any:
 
 
 def _is_scheduled(state: Any) -> bool:
-    """Return whether a state only counts updates, as `optax.ScaleByScheduleState` and the state of scheduled decay."""
+    """Return whether a state only counts updates, like `optax.ScaleByScheduleState` and the state of scheduled decay."""
     return getattr(state, "_fields", ()) == ("count",)
 
 

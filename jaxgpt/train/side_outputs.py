@@ -69,7 +69,7 @@ def side_metrics(sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def penalty_of(sums: Mapping[str, jax.Array], penalties: Mapping[str, float]) -> jax.Array | None:
-    """Add the sums with a penalty, times their factors; None: no penalties.
+    """Return the sum of the penalties of each row, each multiplied by its factor; None: no penalties.
 
     Raises:
         ValueError: if a penalty has no sum `[B]`.

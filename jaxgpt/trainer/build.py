@@ -46,9 +46,9 @@ def make_program(
     objective_of: Callable[[GPT], Objective] | None = None,
     ops: Ops | None = None,
 ) -> Program:
-    """Make the program of a config on a mesh of present or absent devices. It holds no arrays: see `build`.
+    """Make the program of a config on a mesh of present or absent devices. `build` adds the arrays.
 
-    Arguments as for `build`, with the complete sharding table. `frozen` may be abstract.
+    Arguments as for `build`, except that `rules` is the complete sharding table, and `frozen` may be abstract.
     """
     ops = ops or best(config, mesh)
     given = parts_of_build(config, model, objective, objective_of, optimizer)

@@ -1,4 +1,4 @@
-"""Calls: the steps of each jitted call of a run, which end at evaluations and checkpoints."""
+"""Calls: split the steps of a run into jitted calls. A call ends at each evaluation and checkpoint."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: 
     separate call, so that the measured speed excludes its overhead. An empty range comes first if the checkpoint still
     needs its evaluation, for example after a stop during the evaluation.
 
-    With `whole`, every call takes exactly `train.steps_per_call` steps, because its batches depend on the state before it.
+    With `whole`, every call takes exactly `train.steps_per_call` steps: the batches depend on the state before the call.
 
     Raises:
-        UserError: with `whole`, if an evaluation, a checkpoint or the end is inside a call.
+        UserError: with `whole`, if the first step, an evaluation, a checkpoint or the end is inside a call.
     """
     first = last.step if last else 0
     end = train.steps if until is None else min(until, train.steps)
@@ -41,7 +41,7 @@ def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: 
 
 
 def _check_whole(first: int, end: int, train: TrainConfig) -> None:
-    """Raise `UserError` if an evaluation, a checkpoint or the end is inside a call of `train.steps_per_call` steps."""
+    """Raise `UserError` if the first step, an evaluation, a checkpoint or the end would be inside a call."""
     size = train.steps_per_call
     ends = {
         "the first step": first,

@@ -85,7 +85,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
 
 
 def _module(path: str, modules: Mapping[str, Any]) -> str:
-    """Return the path of the module, among `modules`, of a weight or adapter; "": none of them.
+    """Return the path of the module in `modules` that owns a weight or adapter, or "" if no module does.
 
     A stacked weight, `h/...`, belongs to the first layer, and adapters that share A, such as
     `h_0/attn/q_proj+v_proj/b/v_proj`, to the first of their matrices.

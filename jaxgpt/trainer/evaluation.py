@@ -24,7 +24,7 @@ AHEAD = 2  # number of later batches dispatched before blocking on a batch
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The default evaluator of a run: the loss on a split; before the last evaluation, on `train.eval_windows` windows of it.
+    """The default evaluator of a run: the loss on a split. Evaluations before the last use `train.eval_windows` windows.
 
     Attributes:
         split: the split to evaluate; None: the validation split of the run.
@@ -50,7 +50,7 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
     """Compute the loss of `params` on a split.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
-    error assumes independent windows. A `data.stride` above T applies: it can align windows with documents of equal length.
+    error assumes independent windows. A `data.stride` above T is kept: it can align windows with documents of equal length.
 
     Args:
         program: the compiled functions.

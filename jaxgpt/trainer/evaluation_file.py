@@ -1,4 +1,4 @@
-"""The listener that writes evaluation.json (`windows.py`)."""
+"""The listener that writes evaluation.json; `windows.py` defines the file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EvaluationFile(Listener):
         write_windows(self._path, step, result.loss, losses)
 
     def _digest_of(self, rows: Windows) -> str:
-        """Return the digest of windows, which are read again only if they differ from the last windows."""
+        """Return the digest of windows; read their tokens only if they differ from the previous windows."""
         last = self._rows
         is_known = last is not None and last.split is rows.split and np.array_equal(last.starts_B, rows.starts_B)
         if not is_known:

@@ -1,4 +1,4 @@
-"""Evaluators as values: what a run passes to them, and their results."""
+"""Evaluators: the state of the run that they receive, and their results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Result(Protocol):
 
     @property
     def ranking(self) -> float:
-        """Lower is better. The first evaluator of a run ranks its checkpoints, and decides about `train.patience`.
+        """The value that ranks checkpoints; lower is better. A run uses the ranking of its first evaluator.
 
+        The ranking selects the best checkpoint, and ends the run after `train.patience` evaluations without a new best.
         A checkpoint with a non-finite ranking has no rank.
         """
         ...
@@ -36,7 +37,7 @@ class Watch(NamedTuple):
     Attributes:
         final: whether this is the last evaluation of the run, which may take longer.
         step: number of steps taken.
-        data: the data of the run; None: the evaluator brings its own.
+        data: the data of the run; None: no data, as outside a run (`NO_RUN`).
         interrupted: called between batches, with equal results in all processes; True: stop and return None.
         progress: called with the number of evaluated examples and the total.
         wait: waits for a batch, but may return earlier, for example on a signal; call `interrupted` next.
@@ -93,7 +94,7 @@ def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: An
 
 @dataclass(frozen=True)
 class Every:
-    """An evaluator that is called at fewer evaluations than the others, because it takes long.
+    """An expensive evaluator, which is called at fewer evaluations than the others.
 
     Attributes:
         evaluator: the evaluator. It cannot be the first of a run, which ranks the checkpoints.

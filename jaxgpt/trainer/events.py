@@ -39,7 +39,7 @@ class Listener:
     """Receives the events of a run, in every process, and ignores them. A subclass overrides the events that it uses."""
 
     def opened(self, program: Program, data: Data, step: int) -> None:
-        """Called before the run is created or reopened, to start or resume at `step`. A `UserError` rejects the run."""
+        """Called before the run is created or reopened, to start or resume at `step`. Raise `UserError` to reject the run."""
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         """Called before the train step is compiled; training starts or resumes at `step`."""
@@ -68,7 +68,7 @@ class Listener:
         """Called at the end of a run that did not fail, even if it was stopped."""
 
     def failed(self, error: BaseException) -> None:
-        """Called if an error ends the run, including before `started`. An exception here becomes a note of the error."""
+        """Called if an error ends the run, including before `started`. An exception here is added to the notes of the error."""
 
 
 class StageProgress(Progress):
@@ -83,7 +83,7 @@ class StageProgress(Progress):
 
 
 class Tolerant(Listener):
-    """Passes the events of saving to a listener, and drops its exceptions, so that they cannot prevent a checkpoint."""
+    """Passes stages, metrics and notes to a listener, and drops its exceptions, so that they cannot prevent a checkpoint."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -104,7 +104,7 @@ class Tolerant(Listener):
 class Listeners(Listener):
     """Passes each event to several listeners, in their order.
 
-    Every event of `Listener` has a method here; otherwise, the listeners would not receive it.
+    Every method of `Listener` must be overridden here: the listeners would not receive a missing event.
     """
 
     def __init__(self, *listeners: Listener) -> None:

@@ -43,7 +43,7 @@ class Feed(ABC):
 
 
 class FeedOfSettings(ABC):
-    """A function that makes the feed of a run, and that the settings determine: checkpoints do not record its name."""
+    """A function that makes the feed of a run. The settings determine the feed, so checkpoints do not record its name."""
 
     @abstractmethod
     def __call__(self, program: Program, data: Data, last: Info | None) -> Feed:
@@ -51,7 +51,7 @@ class FeedOfSettings(ABC):
 
 
 class DataFeed(Feed):
-    """The batches of `data.train`. A run resumed with a different batch size continues after the rows that it has used."""
+    """The batches of `data.train`. A run resumed with a different batch size continues with its first unused row."""
 
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         config = program.config

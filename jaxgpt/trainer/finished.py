@@ -17,7 +17,9 @@ from jaxgpt.trainer.resume import check_resume
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or ""; always "" with `train.epochs`: the steps depend on the data.
+    """Return why a run is finished, or "" if training is left or the last checkpoint is damaged.
+
+    With `train.epochs`, the result is "": the number of steps depends on the data.
 
     Raises:
         UserError: as in `check_resume`.
@@ -41,7 +43,7 @@ def why_finished(run: Run, config: Config) -> str:
 
 
 def prune_finished(run: Run, note: Callable[[str], None]) -> None:
-    """Delete checkpoints that a finished run does not keep: a kill at the end of the run leaves them."""
+    """Delete checkpoints that a finished run does not keep, left by a kill at the end of the run."""
     if not is_leader():
         return
     with suppress(UserError), sole_writer(run.path):  # error if a different process still writes
@@ -52,7 +54,7 @@ def prune_finished(run: Run, note: Callable[[str], None]) -> None:
 
 
 def evaluations_since_best(info: Info) -> int:
-    """Return the number of evaluations after the best evaluation, until a checkpoint."""
+    """Return the number of evaluations after the best evaluation, up to a checkpoint."""
     if "since_best" in info.about:
         return int(info.about["since_best"])
     if "best" not in info.about:

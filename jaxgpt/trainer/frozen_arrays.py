@@ -21,8 +21,9 @@ from jaxgpt.trainer.states import Fresh, compute, put_stacked, stacked
 
 
 def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
-    """Return the shapes of frozen arrays, with stacked layers if training uses them; a `frozen_model` has linen's boxes.
+    """Return the shapes of frozen arrays, with stacked layers if training stacks them.
 
+    The shapes of a `frozen_model` are in linen's boxes, which hold logical axes.
     Without frozen arrays, adapters have random weights as their base. Arguments as for `make_program`, with the shapes of the
     result of `fresh`.
     """

@@ -1,4 +1,4 @@
-"""Frozen arrays of a run: the base of adapters, and what the objective reads, such as a reference model.
+"""Frozen arrays of a run: the base of adapters, and arrays that the objective reads, such as a reference model.
 
 They are opened before the program is built, so that processes can compare them, and are read onto its devices by `build`.
 """
@@ -30,7 +30,7 @@ class FrozenWeights:
 
     Attributes:
         source: the weights.
-        run: run that needs these weights, to resume or, with adapters, to start from; None: a new run.
+        run: run that was trained with these weights: the resumed run or, for adapters, the run to start from; None: a new run.
         part: name of the checksum, as for `check_base`.
         checksum: SHA-256 of the arrays, set by the call; "" before.
     """

@@ -1,4 +1,4 @@
-"""Parts of a run that are given in Python: no setting determines them, so checkpoints name them, and a resume needs them."""
+"""Parts of a run that are given in Python. Checkpoints record their names; a resumed run must receive them again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parts_of_build(
 ) -> dict[str, str]:
     """Return the name of each part of a program that is given in Python; arguments as for `build`.
 
-    A plain GPT is the model of the settings, and an objective made from `config.post` is the objective of the settings.
+    A plain GPT, and an objective made from `config.post`, are omitted: the settings determine them.
     """
     given = {}
     if model is not None and type(model) not in (GPT, ScannedGPT):

@@ -1,6 +1,6 @@
 """Write and read `metrics.jsonl`, one JSON object per line.
 
-JAX is imported only to write, so that `jaxgpt follow` reads a file without it.
+JAX is imported only to write a file, so that `jaxgpt follow` reads files without JAX.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from jaxgpt.strict_json import parse_json
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.info import Info
 
-# The names that the training loop adds to the metrics of a step. The sums of an objective must have different names, with and
-# without `val_`, the prefix of the metrics of an evaluation.
+# Names of metrics that the training loop adds. The sums of an objective must have different names, with and without `val_`, the
+# prefix of the metrics of an evaluation.
 HOST_METRICS = """
     step lr load_entropy largest_share tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
     val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended stderr windows seconds data
@@ -128,7 +128,7 @@ def comparable_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[s
     """Return the lines with a validation loss that are comparable with each other.
 
     Comparable evaluations have the same validation data as the last evaluation: a resumed run may have changed its mixture.
-    They have the largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
+    They also have the largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
     """
     evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
     data = evaluated[-1].get("val_data") if evaluated else None

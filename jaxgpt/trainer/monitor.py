@@ -25,13 +25,13 @@ COMPUTING = "computing"
 
 
 class Timeouts(NamedTuple):
-    """Times after which a run counts as stuck, in seconds."""
+    """Time limits of the monitor in seconds, and the factor `slower`."""
 
-    step: float = 180.0  # for a step
+    step: float = 180.0  # for a step, before the run counts as stuck
     stage: float = 1800.0  # for compiling, a part of an evaluation, or saving a checkpoint
-    slower: float = 10.0  # at least this many times the longest step so far
-    stop: float = 20.0  # for a step after a signal
-    every: float = 1.0  # between two checks
+    slower: float = 10.0  # minimum of each limit, as a multiple of the longest step so far
+    stop: float = 20.0  # for reaching the next step after a signal
+    every: float = 1.0  # interval between checks
 
 
 TIMEOUTS = Timeouts()
@@ -45,7 +45,7 @@ class Status(NamedTuple):
 
 
 class Monitor(Listener):
-    """A listener that checks in a thread that events keep coming.
+    """A listener that detects a run without progress; `monitored` calls `check` in a thread.
 
     Args:
         stop: the request to stop.
@@ -70,9 +70,9 @@ class Monitor(Listener):
         self.end = end
         self.step = 0
         self.activity = COMPUTING
-        self.longest = 0.0  # longest step so far
-        self._at = clock()  # last progress
-        self._step_at: float | None = None  # last step or evaluation; None: no step, so the next one may compile
+        self.longest = 0.0  # seconds of the longest step so far
+        self._at = clock()  # time of the last progress
+        self._step_at: float | None = None  # time of the last step or evaluation; None: no step yet
         self._in_stage = False
         self._is_reported = False  # whether the present lack of progress has been reported
 
@@ -124,8 +124,8 @@ class Monitor(Listener):
     def _ignores_stop(self) -> bool:
         """Return whether a signal requests a stop, and the run has not reached its next step in time.
 
-        After a signal, the run may take the time of a step to save. A second signal without progress after the first ends the
-        wait.
+        The limit is `Timeouts.stop`, or `Timeouts.step` before the first step; slow steps extend the limit. A second signal
+        ends the wait if there was no progress after the first.
         """
         arrived = self.stop.arrived
         if arrived is None or self._in_stage:

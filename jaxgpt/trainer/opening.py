@@ -62,7 +62,7 @@ def opened_run(
 
     Raises:
         UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
-            settings and data, or if its file system cannot store its checkpoints.
+            settings and data; or if the file system cannot store checkpoints.
     """
     resumed = start.resumed
     if resumed is None:
@@ -108,7 +108,7 @@ def _reopen(
     run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
     """Check that a run can continue from the checkpoint `last`, and report what has changed since."""
-    # Directories of a process that was killed while it replaced the run.
+    # Delete directories of a process that was killed while it replaced the run.
     shutil.rmtree(run.path / NEW, ignore_errors=True)
     if replaced_run(run.path):
         note(replaced_note(run.path))

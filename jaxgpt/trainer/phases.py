@@ -47,7 +47,7 @@ def with_mixtures(config: Config, last: Info | None) -> Config:
 
 
 def _begun(data: DataConfig, tokens: int) -> list[Phase]:
-    """Return the mixtures of a schedule that begin before `tokens`; the first always does."""
+    """Return the mixtures of a schedule that begin before `tokens`, and always the first."""
     return [phase for phase in data.phases if not phase.tokens or phase.tokens < tokens]
 
 

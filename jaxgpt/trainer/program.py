@@ -131,7 +131,7 @@ class Program:
         return math.ceil(rows / ways) * ways
 
     def put(self, batch: Any) -> Any:
-        """Put a batch on the devices, sharded by rows, with `padded_rows`. For batches and padding, see `rows.put`."""
+        """Put a batch on the devices, sharded over rows, and padded to `padded_rows` rows; see `rows.put`."""
         return put(self.mesh, [batch], self.padded_rows(rows_of(batch)))
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
@@ -183,7 +183,7 @@ class Program:
 
     @property
     def place(self) -> Place:
-        """The devices of the weights, to read them from a checkpoint."""
+        """The mesh, sharding table and model class for reading weights from a checkpoint."""
         is_given = "model" in self.given
         return Place(self.mesh, self.rules, GPT if is_given else None)
 
@@ -257,7 +257,10 @@ class Program:
         return sums.loss_B, sums.count_B
 
     def sums(self, params: Any, batch: Any) -> RowSums:
-        """Compute the sums of the objective for each row, without dropout, penalties and arrays, for `params` or an EMA."""
+        """Compute the sums of the objective for each row, for `params` or an EMA.
+
+        Dropout is off. The penalty, and sums `[B, ...]` with further axes, are omitted.
+        """
         result: RowSums = self._run(self.jitted_eval, params, batch, self.frozen)
         return result
 
@@ -302,7 +305,7 @@ class Program:
         check_names(sums.others, HOST_METRICS)
         metrics, grads = mean_gradients(grads, sums)
 
-        # The rate of this update. The optimizer counts its updates: skipped updates do not advance the schedule.
+        # The learning rate of this update, at the optimizer's count, which skipped updates do not advance.
         if self.optimizer is None:
             counted, *_ = schedule_states(state.opt_state)
             metrics |= {"lr": schedule(config, hyperparameters)(counted.count)}
@@ -318,7 +321,7 @@ class Program:
         )
 
     def on_mesh(self) -> AbstractContextManager[None]:
-        """Return a context that sets the mesh, and maps the logical axes of layers to its axes."""
+        """Return a context that sets the mesh, and maps the logical axes of layers to mesh axes."""
         return use_mesh(self.mesh, self.config.model, self.rules, length=self.config.window)
 
     def _run(self, function: Any, *args: Any) -> Any:

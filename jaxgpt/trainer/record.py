@@ -36,7 +36,7 @@ class _Ended(NamedTuple):
 
 
 class Recorder:
-    """Read the metrics of each step `LAG` calls late, check and write them.
+    """Reads the metrics of each step `LAG` calls later, checks them and writes them.
 
     `last` is the checkpoint that training resumes from; None: train from step 0.
 
@@ -92,7 +92,7 @@ class Recorder:
             self._write_ended()
 
     def _write_ended(self) -> None:
-        """Check and write the metrics of the steps that have ended. After an error of the listener, a second call continues."""
+        """Check and write the metrics of the steps that have ended. If the listener raises, the next call continues."""
         train = self.config.train
         while self._ended:
             step, values, speed = self._ended[0]

@@ -18,7 +18,7 @@ KEPT = (
     "post.",
     "optim.name",
     "train.eval_windows",
-)  # beginnings of the names of kept settings
+)  # prefixes of the names of settings that a resumed run keeps; `_may_change` has the exceptions
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:
@@ -41,9 +41,9 @@ def _may_change(name: str, old: Config, new: Config) -> bool:
             return True
         case "data.path" | "data.mix":
             return _may_continue(old.data, new.data)
-        case "optim.ema_decay":  # the state has an EMA or not
+        case "optim.ema_decay":  # a state with an EMA keeps it; a state without an EMA cannot start one
             return bool(old.optim.ema_decay and new.optim.ema_decay)
-        case "train.batch_size" | "train.steps_per_call":  # the answers of a rollout
+        case "train.batch_size" | "train.steps_per_call":  # the number of answers in a rollout depends on these
             return not old.post.is_rollout
     return not name.startswith(KEPT)
 

@@ -52,7 +52,7 @@ class Checkpoints:
         saver: writer of the checkpoints.
         data: data of the run.
         last: the checkpoint that training resumes from; None: train from step 0.
-        about: facts for every checkpoint.
+        about: facts to record in every checkpoint.
 
     Attributes:
         evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
@@ -102,7 +102,7 @@ class Checkpoints:
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.
 
-        If the checkpoint is already written, add the ranking (`val_loss`) to it.
+        If the step already has a checkpoint, only add the ranking (`val_loss`) to the checkpoint.
         """
         record = self.record
         record.read()
@@ -172,7 +172,7 @@ class Checkpoints:
         try:
             yield
         except (Exception, SystemExit) as e:
-            if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX, with the donated state of the step
+            if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX; the state was donated to the step
                 raise Diverged(f"{one_line(e, 200)} at step {self.record.step}") from None
             self._save_after(e, state())
             if isinstance(e, UserError):
@@ -204,7 +204,7 @@ class Checkpoints:
                 raise RuntimeError("its arrays have been deleted")
             jax.block_until_ready(state)  # error if the step has failed on the device
             self._save_last(state)
-            on_leader(lambda: None)  # the leader completes the checkpoint, and the error of each process names it
+            on_leader(lambda: None)  # wait until process 0 has completed the checkpoint
             if is_leader():
                 # Otherwise, the old run would be restored over the saved step.
                 delete_replaced(self._run.path)

@@ -43,7 +43,7 @@ class Start(NamedTuple):
             receives the base of the adapters.
         feed: function `(program, data, last checkpoint or None) -> Feed` that returns the batches of the run. Checkpoints
             record the name of a feed that the settings do not determine (`FeedOfSettings`).
-        evaluators: values that judge the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
+        evaluators: evaluators of the parameters; the first ranks the checkpoints. Empty: the loss on `data.val`.
     """
 
     config: Config

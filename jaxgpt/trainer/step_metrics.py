@@ -19,8 +19,9 @@ def metrics_of_steps(metrics: dict[str, jax.Array], n: int) -> list[dict[str, An
 
 
 def load_metrics(load_LE: np.ndarray) -> dict[str, Any]:
-    """Summarize the loads of experts for each layer.
+    """Summarize the loads of experts for each layer: the shares of the tokens' choices, `[L, E]`.
 
+    Each token chooses A of the E experts.
     `load_entropy` is `-sum_e load_e log(load_e) / log(E)`: 1 for equal loads, `log(A) / log(E)` if all tokens have the same
     experts. `largest_share` is the largest load: from 1 / E to 1 / A.
     """
@@ -39,7 +40,7 @@ SUMMARIES: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {"expert_load": l
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the arrays of metrics to floats, and to lists of floats."""
+    """Convert scalar metrics to floats, and other arrays to their summaries (`SUMMARIES`) or lists of floats."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         array = np.asarray(value, np.float64)

@@ -39,7 +39,7 @@ class WindowLosses(NamedTuple):
 
     @property
     def means(self) -> np.ndarray:
-        """Summed loss of each window, divided by the mean number of tokens of a window; their mean is the loss."""
+        """Summed loss of each window, divided by the mean token count of a window; the mean of these values is the loss."""
         return self.sums_W / self.counts_W.mean()
 
     @property
@@ -62,7 +62,7 @@ def digest(rows: Windows) -> str:
 
 
 def write_windows(run: Path, step: int, loss: float, losses: WindowLosses) -> None:
-    """Write the losses of the evaluation after `step` steps, with its mean loss; replace the file of an earlier one."""
+    """Write the mean loss and the window losses of the evaluation after `step` steps; replace an existing file."""
     entries = {
         "step": step,
         "val_loss": loss,
@@ -99,6 +99,6 @@ def read_windows(run: Path, line: Mapping[str, Any]) -> WindowLosses | None:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """Return a list of numbers as an array; empty if it is something else."""
+    """Return a list of numbers as an array; for any other value, return an empty array."""
     is_list = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     return np.array(values if is_list else [], np.float64)

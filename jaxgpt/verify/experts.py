@@ -150,7 +150,7 @@ def padded(s: Subject) -> float:
     def sides(x_BTD: jax.Array, positions: Any) -> Any:
         block = Block(c, s.model.ops)
         _, _, outputs = block.apply({"params": s.params["h_0"]}, x_BTD, Visible(positions))  # type: ignore[misc]
-        # Values of tokens, or of rows.
+        # A side output has a value for each token, or one for the row.
         return {name: side_BT[:, :length] for name, side_BT in outputs.items()}
 
     together = jax.jit(sides)(x_BTD, document_positions(document_BT))

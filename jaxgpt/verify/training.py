@@ -125,7 +125,7 @@ def _split(config: Config, n_devices: int) -> MeshConfig:
 
 
 def fused_reductions(s: Subject) -> float:
-    """Compare `sum_j (E C)_ij E_ij` and the sum over i, for random E and constant C, to NumPy in float64.
+    """Compare the sums of `(E C)_ij E_ij` over i, and over j, for random E and constant C, to NumPy in float64.
 
     XLA's CPU backend can miscompile these fused reductions.
     """
