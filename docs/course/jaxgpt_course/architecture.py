@@ -225,7 +225,7 @@ def _mlp(c: ModelConfig, count: Callable[..., int]) -> list[Part]:
 
 
 class _Drawing:
-    """SVG elements from top to bottom.
+    """The SVG elements of a figure, drawn from top to bottom.
 
     Attributes:
         y: lower end of the drawing so far.
@@ -304,7 +304,7 @@ class _Drawing:
         self.wire(f"M{STREAM} {start:g}V{middle - PLUS:g}M{STREAM} {middle + PLUS:g}V{self.y:g}")
 
     def branch(self, parts: Sequence[Part], source: float | None) -> None:
-        """Draw a sublayer: boxes that read the stream at `source` (None: at y), and add to it below the boxes."""
+        """Draw a sublayer: boxes, a wire from the stream at `source` (None: at y), and a sum on the stream below the boxes."""
         start, middle = self.y, (BRANCH + RIGHT) / 2
         self.y += 12
         if source is None:
@@ -331,7 +331,7 @@ class _Drawing:
         self.wire(f"M{STREAM} {self._frame:g}V{self.y:g}")
 
     def end_block(self, parameters: int, layers: int) -> None:
-        """Close the frame, and write the number of parameters in it."""
+        """Close the frame of the block, and write the block's number of parameters in it."""
         start = self.y
         self.y += 22
         if parameters:

@@ -160,7 +160,7 @@ def _head(
     swap: bool = False,
     keys_for_values: bool = False,
 ) -> Callable[..., Any]:
-    """Make an attention head with one deliberate bug."""
+    """Make an attention head, correct by default; an argument adds a deliberate bug."""
 
     def attend(q_TH: Array, k_TH: Array, v_TH: Array) -> Array:
         k_TH, v_TH = (v_TH, k_TH) if keys_for_values else (k_TH, v_TH)
@@ -386,8 +386,9 @@ def _with_an_equal_row(x_TD: Array) -> Array:
 BLOCK = Exercise(
     name="block",
     page="block",
-    statement="Compute a pre-norm block: y = x + attend(norm(x)), then y + mlp(norm(y)). attend and mlp are given, functions "
-    "[T, D] -> [T, D]; norm is yours: (x - mean) / sqrt(variance + 1e-5) over the last axis, without gain and bias.",
+    statement="Compute a pre-norm block: y = x + attend(norm(x)), then y + mlp(norm(y)). attend and mlp are arguments: "
+    "functions [T, D] -> [T, D]. Implement norm as well: (x - mean) / sqrt(variance + 1e-5) over the last "
+    "axis, without gain and bias.",
     returns=("out_TD",),
     reference=block,
     inputs=lambda: {

@@ -37,7 +37,7 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a check. It is true if the function is correct, and prints as one line.
+    """The result of a check, which prints as one line. A result is truthy if the function is correct.
 
     Attributes:
         exercise: name of the exercise.
@@ -58,7 +58,7 @@ class Result:
         return f"{self._title}: {self.message}"
 
     def _repr_html_(self) -> str:
-        """Return HTML, because notebooks wrap its lines, but not the lines of text/plain."""
+        """Return HTML, because notebooks wrap lines of HTML, but not of plain text."""
         return f"<p><strong>{html.escape(self._title)}</strong>: {html.escape(self.message)}</p>"
 
     @property
@@ -210,7 +210,7 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
 
 
 def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Any:
-    """Call a function with NumPy arrays or, if this fails, with JAX arrays.
+    """Call a function with NumPy arrays or, if it raises an error, with JAX arrays.
 
     Returns the result in the expected structure, or `_Failed`.
     """
@@ -221,7 +221,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
             result = _arrays(exercise, exercise.call(function, given), expected)
         except Exception as error:  # any exception of the learner's function
             new = _Failed(_raised(function, error), error)
-            # With NumPy arrays, a function for JAX arrays fails at `x.at`; this error would hide its actual mistake.
+            # With NumPy arrays, a function for JAX arrays fails at `x.at`. Report its error with JAX arrays instead.
             if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
                 failed = new
             continue

@@ -27,7 +27,7 @@ def _embed(
     positions: Callable[[Array, Array], Array] = lambda positions_T, starts_B: positions_T[None],
     table: Callable[[Array, Array, Array], Array] = lambda wte, wpe, where: wpe[where],
 ) -> Callable[..., Any]:
-    """Make an embedding of windows with one deliberate bug."""
+    """Make an embedding of windows, correct by default; an argument adds a deliberate bug."""
 
     def embed(ids: Array, starts_B: Array, T: int, wte_VD: Array, wpe_TD: Array) -> Any:
         places_BT = starts_B[:, None] + np.arange(T)
@@ -106,7 +106,7 @@ def _rope(
     reflect: bool = False,
     base: float = 0.0,
 ) -> Callable[..., Any]:
-    """Make a rotation with one deliberate bug."""
+    """Make a rotation, correct by default; an argument adds a deliberate bug."""
 
     def rope(x_TH: Array, theta: float) -> Array:
         T, H = x_TH.shape

@@ -26,7 +26,7 @@ class Exercise:
     Attributes:
         name: name of the exercise, for `check`.
         page: course page that explains the computation, such as "attention".
-        statement: description of the computation. Capital letters are dimensions, as everywhere in jaxgpt.
+        statement: description of the computation. Capital letters are dimensions, such as T positions.
         returns: names of the results.
         reference: correct function, composed of jaxgpt, JAX and Optax functions; defines the name and parameters to use.
         inputs: function that returns the arguments of each call, keyed by a short description. Arrays are NumPy arrays.
@@ -35,8 +35,8 @@ class Exercise:
         laws: checks of properties of the result. For other wrong values, `check` returns the first violated property, if any.
         aliases: other names of the exercise, for `check`.
         call: how functions are called, such as under `vmap` with a named axis: `(function, arguments) -> result`.
-        jit: if not empty, a function with right results is also called under `jax.jit`, with all arrays and numbers traced;
-            the text explains a failure.
+        jit: advice for a function that fails under `jax.jit`. If not empty, a function with right results is also called
+            under `jax.jit`, with all arrays and numbers traced.
     """
 
     name: str

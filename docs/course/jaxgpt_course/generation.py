@@ -163,7 +163,7 @@ TOP_P = Exercise(
     page="generation",
     aliases=("top_p", "nucleus"),
     statement="Filter logits to the nucleus: keep the smallest set of most probable tokens whose probabilities sum to at least "
-    "p, and set the logits of all others to -inf. At least one token is kept; the logits kept do not change.",
+    "p, and set the logits of all other tokens to -inf. At least one token is kept, and the kept logits do not change.",
     returns=("logits_V",),
     reference=top_p,
     inputs=lambda: {
@@ -220,7 +220,7 @@ def _sample(
     weigh: Callable[[Array, Array], Array] = lambda kept_V, scaled_V: _softmax(kept_V),
     choose: Callable[[Array, float], Any] = lambda p_V, u: (np.cumsum(p_V) > u).argmax(),
 ) -> Callable[..., Any]:
-    """Make a sampler with one deliberate bug."""
+    """Make a sampler, correct by default; an argument adds a deliberate bug."""
 
     def sample(logits_V: Array, temperature: float, p: float, u: float) -> Any:
         logits_V = logits_V.astype(np.float64)
@@ -369,7 +369,7 @@ def _far_below_zero(S: int, H: int, length: int) -> tuple[Any, ...]:
 CACHE = Exercise(
     name="cache",
     page="generation",
-    statement="Compute attention of one new token with a KV cache, which is an argument and a result. cache is (k_SH, v_SH) "
+    statement="Compute the attention of one new token with a KV cache. The cache is an argument and a result: (k_SH, v_SH) "
     "with S slots. The first `length` slots are filled, and the other slots hold arbitrary values. Write the new key and "
     "value to slot `length`, attend with the query to slots 0 to `length` (scale 1 / sqrt(H)), and return the output and the "
     "new cache. Other slots stay unchanged. The function is also called under jax.jit, with a traced length.",

@@ -30,7 +30,7 @@ def _product(
     bias: Callable[[Array, int], Array] = lambda bias_D, P: bias_D,
     activate: Callable[[Array], Array] = lambda x: np.maximum(x, 0),
 ) -> Callable[..., Any]:
-    """Make a sharded product, correct by default; arguments add a deliberate bug."""
+    """Make a sharded product, correct by default; an argument adds a deliberate bug."""
 
     def product(x_BD: Array, up_PDF: Array, down_PFD: Array, bias_D: Array) -> Array:
         parts = activate(x_BD @ up_PDF) @ down_PFD

@@ -59,7 +59,7 @@ LOSS = Exercise(
     name="loss",
     page="training",
     statement="Compute the mean cross entropy in nats, a scalar: the mean of -log softmax(logits)[target] over the positions "
-    "with a target other than -1. Logits [T, V] may be large; targets [T] are ids or -1 (does not count).",
+    "with a target other than -1. Logits [T, V] may be large; targets [T] are ids, or -1 for masked positions.",
     returns=("value",),
     reference=loss,
     inputs=lambda: {

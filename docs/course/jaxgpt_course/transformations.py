@@ -72,7 +72,7 @@ def _softmax(scores_TS: Array, axis: int = -1) -> Array:
 
 
 def _pulled(formula: Callable[[Array, Array], Array]) -> Callable[..., Any]:
-    """Make an answer from a formula of the weights and u."""
+    """Make an answer that computes the softmax weights, and applies a formula to them and u."""
     return lambda scores_TS, u_TS: formula(_softmax(scores_TS), u_TS)
 
 
@@ -311,7 +311,7 @@ def device_gradient(params: Any, part: Any, loss_sum: Callable[..., Any]) -> Any
 
 
 def _combined(loss: Callable[[Any, Any], Any], grads: Callable[[Any, Any], Any] | None = None) -> Callable[..., Any]:
-    """Make an answer from functions of this device's sum and count."""
+    """Make an answer from functions that map a sum and the count of one device to the result."""
 
     def device_gradient(params: Any, part: Any, loss_sum: Callable[..., Any]) -> Any:
         (total, count), g = jax.value_and_grad(loss_sum, has_aux=True)(params, part)
@@ -505,7 +505,7 @@ def _squares(tree_B: Any) -> Array:
 
 
 def _norms(norms: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Make an answer from a function of the gradients of all examples."""
+    """Make an answer from a function that maps the gradients of all examples to norms."""
     return lambda loss_of_one, params, x_BD, y_B: norms(_gradients(params, x_BD, y_B)[0])
 
 
@@ -581,7 +581,7 @@ def hvp(f: Callable[[Any], Any], w: Any, v: Any) -> Any:
 
 @cache
 def _derivatives(f: Callable[[Any], Any], structure: Any, shapes: tuple[tuple[int, ...], ...], data: bytes) -> Any:
-    """Compute the gradient and the Hessian of a function of the flattened tree, `[N]` and `[N, N]`."""
+    """Compute the gradient `[N]` and the Hessian `[N, N]` of f with respect to the flattened tree in `data`."""
     zeros = jax.tree.unflatten(structure, [np.zeros(shape, np.float32) for shape in shapes])
     _, unravel = jax.flatten_util.ravel_pytree(zeros)
 
@@ -593,7 +593,7 @@ def _derivatives(f: Callable[[Any], Any], structure: Any, shapes: tuple[tuple[in
 
 
 def _flat(product: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-    """Make an answer from a function of the gradient, Hessian and v, as a vector, a matrix and a vector."""
+    """Make an answer from a function of the gradient `[N]`, the Hessian `[N, N]` and v `[N]`."""
 
     def hvp(f: Callable[[Any], Any], w: Any, v: Any) -> Any:
         leaves, structure = jax.tree.flatten(w)
@@ -625,7 +625,7 @@ HVP = Exercise(
     name="hvp",
     page="compose",
     statement="Compute the product of the Hessian of f with a direction, H v: the derivative of the gradient of f at w "
-    "along v. f maps a tree to a scalar; w and v are trees of the same structure, which the result has, too. Do not build "
+    "along v. f maps a tree to a scalar; w, v and the result are trees of the same structure. Do not build "
     "the Hessian: jax.jvp(jax.grad(f), ...). The function is also called under jax.jit.",
     returns=("Hv",),
     reference=hvp,
