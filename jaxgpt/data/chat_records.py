@@ -298,5 +298,5 @@ def _read_tools(name: str, tools: Any) -> list[dict[str, Any]]:
     if repeats_key(tools):
         raise UserError(f"the field {name!r} has a key that is given twice: remove one")
     if name == "functions":
-        return [{"type": "function", "function": tool} for tool in tools]
+        return [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     return tools

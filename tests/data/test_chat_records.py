@@ -242,6 +242,7 @@ def test_strings_are_a_pair() -> None:
         ("tools", "[]", None),
         ("tools", "", None),
         ("functions", [TOOL["function"]], [TOOL]),
+        ("functions", [TOOL], [TOOL]),
     ],
 )
 @pytest.mark.parametrize("shape", [{"messages": TALK}, {"prompt": "Hi", "completion": "Hello"}])
@@ -253,8 +254,9 @@ def test_tools(field: str, value: Any, expected: Any, shape: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("described", [TOOL, TOOL["function"]])
-def test_equal_tools_and_functions_are_the_same_tools(described: Any) -> None:
-    record = {"messages": TALK, "tools": [described], "functions": [TOOL["function"]]}
+@pytest.mark.parametrize("function", [TOOL, TOOL["function"]])
+def test_equal_tools_and_functions_are_the_same_tools(described: Any, function: Any) -> None:
+    record = {"messages": TALK, "tools": [described], "functions": [function]}
     assert read_record(record) == ChatRecord(TALK, [described])
 
 
