@@ -20,6 +20,8 @@ from jaxgpt.reward_words import ANSWER, is_own_code
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
 
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the dash of typeset texts
+# Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
+SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
 # A sign follows no letter, digit or bracket: "10-7", "covid-19". Commas are between groups of three digits.
 NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
@@ -102,7 +104,8 @@ def _exact(field: str) -> Reward:
 
 def last_number(text: str) -> Decimal | None:
     """Return the exact last number in a text; None: no number."""
-    found = NUMBER.findall(text.translate(MINUS))
+    with_commas = SEPARATOR.sub(",", text.translate(MINUS))
+    found = NUMBER.findall(with_commas)
     return Decimal(found[-1].replace(",", "")) if found else None
 
 

@@ -81,6 +81,11 @@ def test_answers_that_are_no_text_or_number(answer: Any) -> None:
         ("2024-11-28", 28),
         ("pages 3\u20135", 5),
         ("version 3.14.15", 15),
+        (r"\boxed{10,\!000}", 10000),
+        ("$1{,}234{,}567.5$", 1234567.5),
+        (r"12\,000", 12000),
+        ("12\u202f000", 12000),
+        (r"(1\,2\,3)", 3),
     ],
 )
 def test_last_numbers(text: str, number: float | None) -> None:
