@@ -95,7 +95,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_renames(directory: Path, shown: Path) -> None:
-    """Check that a directory with files can be renamed in `directory`, as when a checkpoint or model is complete.
+    """Check that `directory` supports renaming a directory with files, which completes each checkpoint or model.
 
     Raises `UserError`, with the path `shown`, on a mounted bucket without support for such renames. A killed process leaves
     directories with names that end in .partial.

@@ -69,7 +69,7 @@ class Config(Section):
 
     @property
     def rollout_answers(self) -> int:
-        """Number of answers of a rollout."""
+        """Number of answers per rollout: train.batch_size * train.steps_per_call / post.rollout_epochs."""
         return self.train.batch_size * self.train.steps_per_call // self.post.rollout_epochs
 
     @property

@@ -13,7 +13,7 @@ from jaxgpt.strict_json import parse_json
 
 # A config.json of jaxgpt 0.1.0 has all of these sections, and no `data.bos`.
 SECTIONS_OF_0_1_0 = frozenset({"model", "data", "optim", "train", "mesh"})
-RECORDS_OF_0_1_0 = (".jsonl", ".ndjson")  # its files of conversations or pairs; other files were text
+RECORDS_OF_0_1_0 = (".jsonl", ".ndjson")  # suffixes of conversations and pairs in 0.1.0; other files were text
 
 
 def to_json(config: Any) -> str:

@@ -45,7 +45,7 @@ def _active_size(path: tuple[Any, ...], leaf: Any, model: Model) -> int:
 
 
 def parameter_table(params: Any) -> dict[str, int]:
-    """Return a dict of the parameter count of every module, including submodules, keyed by path."""
+    """Return a dict of the parameter count of every module, including its submodules, keyed by path."""
     table: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = [key.key for key in path]

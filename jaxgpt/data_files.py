@@ -41,7 +41,7 @@ def located(data: DataConfig, directory: str) -> DataConfig:
 
 
 def base_directory(config: Config) -> str:
-    """Return the base of relative data paths: the directory where the run was started, or the current directory."""
+    """Return the base of relative data paths: where the run was started, or the current directory if only it has the data."""
     here = str(Path.cwd())
     paths = [each.path for each in config.data.sources]
     for directory in (config.directory or here, here):
@@ -54,7 +54,7 @@ def holds_conversations(source: DataConfig) -> bool:
     """Return whether the path of a source is a file of records, such as conversations, or a directory of such files."""
     path = Path(source.path)
     if source.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
-        return False  # the tokenizer is built from their text
+        return False  # read as text, because the tokenizer is built from text
     return bool(source.path) and holds_records(path)
 
 

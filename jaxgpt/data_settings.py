@@ -98,7 +98,7 @@ class DataConfig(Section):
 
     @property
     def stream_names(self) -> dict[str, str]:
-        """The name of the random stream of each source, keyed by path. A stream survives changes of the mixture."""
+        """The name of the random stream of each source, keyed by path. A source keeps its stream when the mixture changes."""
         numbered = {each.path: f" of source {number}" for number, each in enumerate(self.sources)}
         return numbered if self.begins_with_mixture else numbered | {self.path: ""}
 

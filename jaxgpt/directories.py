@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxgpt.errors import reported
 
 INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
-PREPARED = "jaxgpt token shards"  # beginning of the kind of an index, for every version
+PREPARED = "jaxgpt token shards"  # prefix of the field `kind` of the index, in all versions
 # Drafts in the directory of a run, see checkpoint/replacement.py.
 NEW = ".new"
 REPLACED = ".replaced"
@@ -59,7 +59,7 @@ def is_prepared(directory: Path) -> bool:
 
 
 def holds_run(directory: Path) -> bool:
-    """Return whether a directory holds a run, or the draft of a run that is created or replaced."""
+    """Return whether a directory holds a run, or the draft of a run that is being created or replaced."""
     with reported(f"cannot read {directory}"):
         if (directory / "config.json").is_file() and (directory / "checkpoints").is_dir():
             return True

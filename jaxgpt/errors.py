@@ -72,7 +72,7 @@ class FullDisk(UserError):
 def printable(text: str) -> str:
     """Return a text with escapes instead of control characters, line breaks and bytes that are not UTF-8.
 
-    Python reads the name of a file that is not UTF-8 with unpaired surrogates, which no file in UTF-8 can contain.
+    Python represents the non-UTF-8 bytes of a file name as unpaired surrogates, which cannot be written as UTF-8.
     """
     return _BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
 
@@ -132,12 +132,12 @@ def plural(number: int, noun: str) -> str:
 
 
 def add_own_note(error: BaseException, text: str) -> None:
-    """Add a note to an error that is not changed otherwise, such as an error in the user's own code."""
+    """Add a note of jaxgpt to an error that is raised unchanged, such as an error in the user's own code."""
     error.add_note(f"{_OWN_NOTE}{text}")
 
 
 def own_notes(error: BaseException) -> list[str]:
-    """Return the notes of `add_own_note`, without notes that JAX has added."""
+    """Return the notes of `add_own_note`, without the notes of other libraries, such as JAX."""
     notes = getattr(error, "__notes__", [])  # absent without notes (PEP 678)
     return [note.removeprefix(_OWN_NOTE) for note in notes if note.startswith(_OWN_NOTE)]
 

@@ -107,5 +107,5 @@ def read_own_json(path: Path, fix: str) -> dict[str, Any]:
 
 
 def damaged(path: Path, fix: str) -> UserError:
-    """Return the error for invalid content of a file that only jaxgpt writes."""
+    """Return the error for a file with invalid content that only jaxgpt writes, with the advice `fix`."""
     return UserError(f"{path} is damaged: {fix}")

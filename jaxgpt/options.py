@@ -52,7 +52,7 @@ class TextParams(Section):
     lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
     def converted(self) -> Mapping[str, Any]:
-        """Return `stop_ids` as a tuple of `int`; a single id and ids of NumPy are accepted."""
+        """Return `stop_ids` as a tuple of `int`; a single id and NumPy integers are accepted."""
         ids = self.stop_ids if isinstance(self.stop_ids, Iterable) else (self.stop_ids,)
         return {"stop_ids": tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in ids)}
 

@@ -9,11 +9,11 @@ from typing import Literal
 from jaxgpt.reward_words import answer_fields, reward_weights, weight_errors
 from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, setting
 
-WITH_REFERENCE = ("dpo", "robust", "ipo")  # objectives of pairs with a frozen reference
-PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives of preference pairs
-REWARDS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives of rewards of generated answers
+WITH_REFERENCE = ("dpo", "robust", "ipo")  # preference objectives with a frozen reference
+PREFERENCES = (*WITH_REFERENCE, "simpo", "orpo")  # objectives on preference pairs
+REWARDS = ("grpo", "dr-grpo", "dapo", "gspo", "rloo")  # objectives with rewards of generated answers
 DISTILLATION = ("distill", "on-policy-distill")  # objectives with a frozen teacher
-ROLLOUTS = (*REWARDS, "on-policy-distill")  # objectives of answers that the trained model generates to prompts
+ROLLOUTS = (*REWARDS, "on-policy-distill")  # objectives on answers that the trained model generates
 # Objectives that use each setting of `post`.
 USED_BY = {
     "divergence": DISTILLATION,

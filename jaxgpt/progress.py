@@ -32,7 +32,7 @@ class Progress:
     def __str__(self) -> str:
         """Format the name, the completed fraction if known, the elapsed time, and the remaining time if known."""
         elapsed = time.monotonic() - self.started
-        # Read once: the thread of the work changes them.
+        # Read each counter once, because the working thread changes both.
         done = self.done
         total = self.total
         texts = [self.name]

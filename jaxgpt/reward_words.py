@@ -69,7 +69,7 @@ def is_own_code(name: str) -> bool:
 
 
 def shown_reward(word: str) -> str:
-    """Return a word, with or without =WEIGHT; FILE.py:FUNCTION loses the directory of the file."""
+    """Return a word of `post.reward` for display: NAME or NAME=WEIGHT, with FILE.py without its directory."""
     file, _, function = word.rpartition(":")
     if not file.endswith(".py"):
         return word

@@ -11,7 +11,7 @@ from jaxgpt.cpu import cpu_kind
 from jaxgpt.files import cache_dir
 
 # XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
-# jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions do.
+# jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions miscompile them.
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 # The default preset's step compiles in 14% less time if LLVM does not unroll loops, and runs as fast (benchmarks/LOG.md).
@@ -50,8 +50,8 @@ def set_quick_flag() -> None:
 def add_flag(flag: str) -> bool:
     """Add a flag for the versions in `MISCOMPILING` to XLA_FLAGS, and return whether it is set or not needed.
 
-    A flag whose option is set already is not added. Flags cannot be added if XLA_FLAGS is a file name, or after XLA has
-    started and read its flags. XLA aborts on a flag that its version does not have.
+    A flag is not added if its option is already set. Flags cannot be added if XLA_FLAGS is a file name, or after XLA has
+    started and read its flags. Other versions get no flag, because XLA aborts on unknown flags.
     """
     from jaxlib.version import __version__ as version
 

@@ -104,7 +104,7 @@ def _kinds(section: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _type_hints(section: type, named: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the type hints of a section; `named`, the types that its annotations name, is only a part of the cache key."""
+    """Return the type hints of a section; `named`, the types in its annotations, is only part of the cache key."""
     return get_type_hints(section)
 
 

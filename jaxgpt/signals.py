@@ -129,9 +129,9 @@ def is_stop_requested() -> bool:
 def exit_on_signals() -> None:
     """End the process with one line on a signal other than SIGINT, and on two SIGINT within two seconds.
 
-    This applies even inside XLA's compiler, while Python runs no signal handlers, and unless `stop_on_signal` handles the
-    signal. Signals that were ignored before stay ignored. Ending the process at any time is safe: a write is atomic, or the
-    next command drops its incomplete part.
+    This works even inside XLA's compiler, while Python runs no signal handlers. A signal that `stop_on_signal` handles does
+    not end the process, except the second SIGINT within two seconds. Signals that were ignored before stay ignored. Ending
+    the process at any time is safe: a write is atomic, or the next command drops its incomplete part.
     """
     _process.is_watching = True
     receiver, sender = socket.socketpair()
@@ -154,7 +154,7 @@ def _watch(receiver: socket.socket) -> None:
         [number] = received
         if _process.stop is not None and number in SIGNALS:
             _process.stop.count()
-        if signal.getsignal(number) is _end:  # the main thread may be in native code, and not call it
+        if signal.getsignal(number) is _end:  # the main thread, in native code, may not call the handler
             _end(number, None)
         if number != signal.SIGINT:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TimeLimitReached(BaseException):
-    """The end of the time of `call_within`; not an Exception, so that the called function does not handle it."""
+    """A call reached its time limit. A BaseException, so that `except Exception` in the called function does not catch it."""
 
 
 def call_within(seconds: float, function: Callable[[], Any]) -> Any:

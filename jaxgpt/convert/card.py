@@ -29,8 +29,8 @@ class CardSubject(NamedTuple):
         info: content of the checkpoint.json of the exported checkpoint.
         config: settings of the run.
         name: name of the exported directory, or of the model on the hub.
-        command: command that exported it.
-        base: name on the hub or directory of the base of an adapter; empty: unknown.
+        command: command of the export.
+        base: base model of an adapter, a name on the hub or a directory; empty: unknown.
         is_adapter: whether the directory has only the adapters.
         license: license of the model; empty: the license in the card of the original model, if any.
         engines: programs that support the directory.

@@ -19,7 +19,7 @@ Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
 
 
 def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the loss of the exported checkpoint and the baselines of the same data, or "" if it was not evaluated."""
+    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
     if config.post.objective != "next-token":
         return _post_results(metrics, info, config)
     evaluation = _evaluation(metrics, "val_loss", info.step)
@@ -42,7 +42,7 @@ def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> 
 
 
 def _evaluation(metrics: Metrics, name: str, step: int) -> dict[str, Any] | None:
-    """Return the last evaluation of the metric `name` at a step; None: it was not evaluated there."""
+    """Return the last evaluation of the metric `name` at a step; None: no evaluation at this step."""
     evaluations = [line for line in metrics if name in line and line["step"] == step]
     return evaluations[-1] if evaluations else None
 

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen3-MoE and OLMoE: families with experts, as differences from Mistral, Qwen 3 and Llama.
+"""Mixtral, Qwen3-MoE and OLMoE: families with experts, as differences from Mistral and Llama.
 
 Every layer must have experts. The load-balancing loss affects only training, so its factor (`router_aux_loss_coef`) and its
 switch (`output_router_logits`) are not read.

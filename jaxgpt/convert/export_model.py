@@ -57,7 +57,7 @@ def export_model(
         target: a new path; the directory is created atomically, after checking that the exported model's logits match.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.
-        shard_bytes: maximum size of a file of weights; larger models get several files and an index.
+        shard_bytes: maximum bytes of a file of weights; larger models get several files and an index.
         license: license for the model card; empty: license of the imported model, otherwise unknown.
         repo: name of the model on the hub, for the model card; empty: the name of `target`.
 

@@ -136,7 +136,7 @@ def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def _canonical_windows(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of sliding windows: the shortest pattern, and a `rope_local_theta` of 0 for one RoPE."""
+    """Return the settings of sliding windows: the shortest pattern, and `rope_local_theta` 0 if all layers have one RoPE."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     if "L" not in pattern:
         return {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}

@@ -104,7 +104,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> Algorithm:
 
 
 def _read_vocabulary(value: Mapping[str, Any], vocab_size: int) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json; the library's added tokens are matched before the merges."""
+    """Return the vocabulary of a tokenizer.json; added tokens become control or user-defined tokens, matched before merges."""
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [UNUSED for _ in tokens]
     for token, i in value["model"]["vocab"].items():

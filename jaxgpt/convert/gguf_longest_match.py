@@ -1,4 +1,7 @@
-"""Characters and bytes as llama.cpp's RWKV tokenizer: it finds the longest token, and has no default special tokens."""
+"""Write and read tokenizers of characters and bytes as llama.cpp's RWKV tokenizer, which finds the longest token.
+
+Unlike other tokenizers of llama.cpp, the RWKV tokenizer has no default special tokens.
+"""
 
 from __future__ import annotations
 

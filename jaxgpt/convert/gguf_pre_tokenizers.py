@@ -23,7 +23,7 @@ class PreTokenizer(NamedTuple):
     """A llama.cpp pre-tokenizer.
 
     Attributes:
-        patterns: patterns that split a text into words, one after another.
+        patterns: patterns that split a text into words; each splits the results of the previous pattern.
         ignores_merges: whether a word in the vocabulary is one token, regardless of the merges.
         adds_bos: default of `add_bos_token`.
     """

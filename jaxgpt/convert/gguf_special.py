@@ -12,7 +12,7 @@ from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 
-TEMPLATE = "tokenizer.chat_template"  # with a dot and a name: a template with this name
+TEMPLATE = "tokenizer.chat_template"  # key of the default template; with the suffix .NAME: of a named template
 TEMPLATES = "tokenizer.chat_templates"  # names of templates
 # Map from the names of special tokens, as in transformers, to their keys in the metadata.
 SPECIAL = {
@@ -111,7 +111,7 @@ def _described_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _described_template(special: SpecialTokens, source: str, defined: Mapping[str, str]) -> str:
-    """Return a chat template that begins with definitions of the variables that it would lack in llama.cpp.
+    """Return a chat template that begins with definitions of the variables that llama.cpp lacks or defines differently.
 
     `defined`: values of the variables that llama.cpp defines.
     """

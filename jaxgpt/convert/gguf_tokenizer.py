@@ -157,7 +157,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     tokens, types, scores, _ = vocabulary
     scores = scores or [0.0] * len(tokens)
     ids = token_ids(vocabulary)
-    # Text never becomes a control, unknown or byte token. User-defined tokens are found before the merges.
+    # Merges never form control, unknown or byte tokens. User-defined tokens are found before the merges.
     merged = [i for i in range(len(tokens)) if types[i] in (NORMAL, UNUSED)]
     merged.sort(key=lambda i: (-scores[i], i))
     pairs = []

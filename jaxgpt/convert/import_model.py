@@ -64,7 +64,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     with complete_run(target, config, fitting) as run:
         stream_params(run.checkpoints, abstract_params(model), leaves, {"config": asdict(config)})
     card = read_card(source) if source.is_dir() else ""
-    if card:  # a run keeps files in its directory that are not its own
+    if card:  # a run directory may contain further files, such as the card
         write_atomically(target / CARD, card)
     return Imported(
         family=stored.family,

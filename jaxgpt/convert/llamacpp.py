@@ -56,7 +56,7 @@ def config_from_metadata(
 
 
 def _architecture(metadata: Mapping[str, Any], where: str) -> Architecture:
-    """Return the architecture named in a file; a "llama" may have experts."""
+    """Return the architecture named in a file; files of the architecture llama may have experts."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in (*ARCHITECTURES, *WITH_EXPERTS):
         known = ", ".join(dict.fromkeys((*ARCHITECTURES, *WITH_EXPERTS)))

@@ -1,4 +1,4 @@
-"""llama.cpp metadata: the family of an architecture whose options are metadata keys, in both directions.
+"""llama.cpp metadata: a `Family` for each architecture, with metadata keys as its options, for import and export.
 
 Some settings have no key. For them, names of tensors (`HEAD`, `OUTPUT_BIAS`, `QUERY_BIAS`, `ROPE_DIVISORS`) are options, too.
 """

@@ -33,7 +33,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
             )
         targets += names
     joined = ",".join(dict.fromkeys(targets))
-    abstract_trained(model, replace(lora, targets=joined))  # check of the targets, with the errors of init_lora
+    abstract_trained(model, replace(lora, targets=joined))  # raises the errors of init_lora for these targets
     return joined
 
 

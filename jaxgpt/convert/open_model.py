@@ -113,8 +113,8 @@ def _family(values: Mapping[str, Any], options: Options, where: str) -> Family:
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config.json of the text model in the config.json of a multimodal model.
 
-    As in transformers, the text model has only its own options, except that the outer model has the head. Raises `UserError`
-    if there is no such object.
+    As in transformers, options come only from `text_config`, except that `tie_word_embeddings` of the outer model, which has
+    the head, takes precedence. Raises `UserError` if there is no object `text_config`.
     """
     if not isinstance(values.get("text_config"), dict):
         raise UserError(

@@ -16,7 +16,7 @@ from jaxgpt.atomic import write_json
 from jaxgpt.convert.files import INDEX, SINGLE
 from jaxgpt.errors import UserError
 
-SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights
+SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights, in bytes
 
 
 class Dtype(NamedTuple):
@@ -111,7 +111,7 @@ def write_shards(
 
 
 def tensor_bytes(tensor: Tensor, dtype: str) -> int:
-    """Return the size of a tensor in a file."""
+    """Return the size of a tensor in a file, in bytes."""
     return DTYPES[dtype].numpy.itemsize * math.prod(tensor.shape)
 
 

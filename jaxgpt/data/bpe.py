@@ -19,11 +19,11 @@ from jaxgpt.data.tokenizer import END_OF_TEXT
 from jaxgpt.errors import UserError
 
 WORD = 1000  # bytes after which a word is cut for training
-DISTINCT = 8_000_000  # bytes of distinct words to train on; training takes about 0.1 GB of memory per 1 MB of them
+DISTINCT = 8_000_000  # maximum bytes of distinct words to train on; training takes about 0.1 GB of memory per MB
 # Approximation of the words of GPT-2's pattern: runs of letters, of digits, or of other characters.
 WORDS = re.compile(rf"[^\W\d_]{{1,{WORD}}}|\d{{1,{WORD}}}|(?:[^\w\s]|_){{1,{WORD}}}")
 
-# Function of a number of bytes: returns about as much text, in pieces.
+# Function of a number of bytes that returns texts of about this size in total, each text in pieces.
 Sample = Callable[[int], Iterable[Sequence[str]]]
 
 
@@ -42,7 +42,7 @@ def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokeniz
 
 
 def train_bpe_on_sample(sample: Sample, vocab_size: int, size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE like `train_bpe`, on about `size` bytes, or less if they have too many distinct words."""
+    """Train as `train_bpe` on about `size` bytes, halved while their distinct words have more than `DISTINCT` bytes."""
     _check_size(vocab_size)
     while size > DISTINCT and _distinct_bytes(sample(size)) > DISTINCT:
         size //= 2

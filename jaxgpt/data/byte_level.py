@@ -1,4 +1,4 @@
-"""GPT-2's byte-level BPE: each byte is a printable character in the vocabulary; and the names of incomplete characters."""
+"""GPT-2's byte-level BPE, with a printable character for each byte, and names for the bytes of incomplete characters."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}")
-        others = {}  # such as an id
+        others = {}  # fields next to the function, such as an id
         if function is not call:
             others = {name: value for name, value in call.items() if value is not None}
         _check_arguments(function, where)

@@ -80,7 +80,7 @@ class MessageForms:
         return self._reads_content([{"type": "text", "text": PROBE}])
 
     def _reads_content(self, content: Any) -> bool:
-        """Return whether the template renders the text of a content without the names of the fields of its parts."""
+        """Return whether the template renders the text of `content`, and not the field names of its parts."""
         question = {"role": "user", "content": content}
         for before, tools in CONTEXTS:
             with suppress(UserError):

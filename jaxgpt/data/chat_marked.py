@@ -122,7 +122,7 @@ def _span_of(renderings: Renderings, n: int, whole: Rendered) -> Range:
 
 
 def _within(turn: Turn, target: Range) -> Range:
-    """Cut a target to a turn that begins in it: drop the text before the turn, and the text after the end of the turn.
+    """Cut a target to an overlapping turn: drop the text before the turn, and the text after the end of the turn.
 
     Chat sends the text before the turn, and text after its end is never generated.
     """

@@ -35,8 +35,8 @@ class NameMarker:
     def protected(self, renderings: Renderings) -> Protected:
         """Mark the names of control tokens in a conversation.
 
-        Marking the first character of names everywhere is safer than marking names, because a template may join parts of
-        names. The safer marks are used unless they change the rendered text.
+        A template may join parts of names, so it is safer to also mark every character that begins a name. The safer marks
+        are used unless they change the rendered text; otherwise, only complete names are marked.
 
         Raises:
             UserError: if the template joins parts of names, and the safer marks change the rendered text.

@@ -40,9 +40,10 @@ SYSTEM_FIELDS = ("system", "system_prompt")  # fields with the text of a system 
 # Fields with the functions that the assistant can call; functions is OpenAI's earlier form.
 TOOL_FIELDS = ("tools", "functions")
 HISTORY = "history"  # field with earlier pairs of a request and its answer
-# Field that marks an answer as accepted (true) or rejected (false) in data for KTO; next to messages, it may be a class.
+# Field that marks an answer as accepted (true) or rejected (false) in data for KTO. Next to messages, the field may also be a
+# class label.
 LABEL = "label"
-KTO = "kto_tag"  # LLaMA-Factory's name of this field, which has no other meaning
+KTO = "kto_tag"  # LLaMA-Factory's name of such a field, which always marks answers
 # Kinds of media: fields of a record, singular or plural, and placeholders in its texts.
 MEDIA = ("image", "video", "audio")
 MEDIA_FIELDS = tuple(name for kind in MEDIA for name in (kind, f"{kind}s"))

@@ -32,7 +32,7 @@ class Renderings:
         self.tools = tools
         self.header = header
         self.is_prompt = is_prompt
-        self._rendered = dict[tuple[int, bool], Rendered]()  # by the number of messages, and whether as a prompt
+        self._rendered = dict[tuple[int, bool], Rendered]()  # keyed by number of messages and is_prompt
 
     def replaced(self, messages: list[dict[str, Any]], tools: Any) -> Renderings:
         """Return the renderings of different messages and tools."""

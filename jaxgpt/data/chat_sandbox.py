@@ -94,7 +94,7 @@ def _check_public(name: Any) -> None:
 
 
 def _raise(message: str) -> None:
-    """Raise the error of a template, its function `raise_exception`."""
+    """Raise an error with the message of a template, which calls this function as `raise_exception`."""
     raise jinja2.TemplateError(message)
 
 
@@ -116,7 +116,7 @@ def _to_json(
 
 
 def _unescape_noncharacter(escape: re.Match[str]) -> str:
-    """Return the character of an escaped noncharacter; other escapes stay."""
+    """Return the character of an escaped noncharacter; return other escapes unchanged."""
     digits = escape[1]
     if digits is None:  # an escape such as \n
         return escape[0]

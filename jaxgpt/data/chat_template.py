@@ -32,7 +32,7 @@ class Rendered(NamedTuple):
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check and copy a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
-    The template decides about roles and further keys, such as `name` and `tool_calls`. The content is a string, a list of
+    The template interprets the roles and further keys, such as `name` and `tool_calls`. The content is a string, a list of
     parts, or null in a message with tool calls.
 
     Raises:

@@ -119,7 +119,7 @@ class ControlTokens:
             inside.add(match.end - len(name) + 1)
 
         if markup is not None:
-            # Mark every character that begins a name, except in strings of `markup` (at each place, the longest).
+            # Mark every character that begins a name, except in strings of `markup`; the longest string is matched first.
             others = sorted(markup, key=len, reverse=True)
             pattern = "|".join(map(re.escape, [*others, *self._first]))
             for found in re.finditer(pattern, text):

@@ -75,7 +75,7 @@ def error_message(piece: DocumentPiece, error: UserError) -> str:
     if piece.lost != "rest":
         return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
 
-    # The place is the place of the last readable piece. The document of that piece is complete if a new one would start here.
+    # `where` is the place of the last readable piece. If `is_first`, the document of that piece was complete.
     place = piece.where.removeprefix(piece.file).lstrip(", ")
     if not place:
         return f"{error}; the rest of this file is lost"

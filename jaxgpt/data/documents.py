@@ -48,7 +48,7 @@ def _is_usable(piece: DocumentPiece, params: PrepareParams) -> bool:
 
 
 def check_first(sources: Sequence[Source], params: PrepareParams) -> None:
-    """Read the first document of each source; raise `UserError` if it is unreadable."""
+    """Read the first document of each source; raise `UserError` if it is unreadable, unless `on_error` is skip."""
     for source in sources:
         piece = _first_piece(source.files[0], params)
         if piece:
@@ -56,7 +56,7 @@ def check_first(sources: Sequence[Source], params: PrepareParams) -> None:
 
 
 def beginning(path: Path, params: PrepareParams) -> str:
-    """Return the beginning of the first document of a file, without white space; "" if it is short or unreadable."""
+    """Return the beginning of the first document of a file, without white space; "": a short or unreadable document."""
     piece = _first_piece(path, params)
     if not piece:
         return ""

@@ -46,7 +46,7 @@ class ExampleSplit(ABC):
         return np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids in self.texts())])
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of n of the `ids` from index `start`, int32."""
+        """Return a copy of n ids from index `start`, int32."""
         return self.ids[start : start + n].copy()
 
     def starts(self, block_size: int) -> int:
@@ -62,7 +62,7 @@ class Splits(NamedTuple, Generic[T]):
     """Examples by split."""
 
     train: list[T]
-    val: list[T]  # none of them is also a training example
+    val: list[T]  # excludes examples that are also in `train`
     copies: int  # number of validation examples that were omitted, because they are also training examples
 
 
@@ -86,7 +86,7 @@ def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: C
 
 
 def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
-    """Return notes about the text that chat templates add to answers, and the warnings of formats; None: no template."""
+    """Return notes about the text that chat templates add to answers, and the warnings of formats; skip None (no template)."""
     notes = []
     for form in dict.fromkeys(filter(None, forms)):
         if form.added_target:
@@ -102,7 +102,7 @@ def notes_on_split(files: Files, examples: Splits[Any], what: str, measure: str 
     Args:
         files: files of the examples, by split.
         examples: the examples by split.
-        what: the examples, in the plural.
+        what: word for the examples in the plural, such as "prompts".
         measure: name of the number for comparing runs.
     """
     notes = []

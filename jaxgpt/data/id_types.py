@@ -7,8 +7,8 @@ import numpy as np
 from jaxgpt.errors import UserError
 
 CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
-CHECKED_BLOCKS = 64  # number of blocks
-# Minimum number of nonzero ids of a wider type. 16-bit ids match its pattern by chance in one of 2**32 files.
+CHECKED_BLOCKS = 64  # number of blocks checked in a large file
+# Minimum number of nonzero ids of a wider type. 16-bit ids look like a wider type by chance in one of 2**32 files.
 NONZERO = 32
 
 

@@ -57,7 +57,7 @@ class SourceEntry(TypedDict):
 
 
 class SettingsEntry(TypedDict):
-    """Parameters and sources that a command must repeat to continue: all that affect the written bytes."""
+    """Parameters and sources that a command must repeat to continue, because they affect the written bytes."""
 
     tokenizer: str
     vocab_size: int

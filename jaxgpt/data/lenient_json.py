@@ -12,7 +12,7 @@ DIGITS = 4000  # maximum digits of an integer; Python's limit is 4,300
 
 
 class Twice:
-    """The value of a duplicate key of an object: its readers reject this type, and a template cannot print it."""
+    """The value of a duplicate key of an object: code that reads the key rejects this type, and a template cannot print it."""
 
     def __repr__(self) -> str:
         return "(a key that is given twice)"
@@ -43,7 +43,7 @@ def decode(text: bytes | str) -> Any:
 
     Raises:
         ValueError: if the text is not JSON, or not UTF-8.
-        RecursionError: if it is nested too deeply.
+        RecursionError: if the text is nested too deeply.
     """
     return DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
 

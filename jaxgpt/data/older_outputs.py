@@ -27,7 +27,7 @@ def with_newer_entries(index: Index, new: Index) -> Index:
 
 
 def is_accepted_without_content(index: Index, source: SourceEntry) -> bool:
-    """Return whether a complete output records a source without `content`; such an output needs its sources no more."""
+    """Return whether a complete output records a source without `content`; such an output no longer needs its sources."""
     return "content" not in source and index["complete"]
 
 

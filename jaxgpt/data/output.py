@@ -31,7 +31,7 @@ ANY_VALUE = ("workers", "on_error", "bos")  # parameters that do not affect the 
 
 @contextmanager
 def new_output(out: Path) -> Iterator[None]:
-    """Create and lock the output directory; after an error without any recorded documents, remove what was created.
+    """Create and lock the output directory; if an error occurs before documents are recorded, remove the new files.
 
     A BPE tokenizer is kept, because its training takes long.
     """

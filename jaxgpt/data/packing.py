@@ -123,7 +123,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """Pack the documents of `tokens` into windows; documents of more than T + 1 ids are split.
 
     The last id of a document has no target and is not an input. A single end-of-text id, as before the first document in
-    llm.c's format, is no document.
+    llm.c's format, is not a document.
     """
     after_ends = [ends + 1 for ends in tokens.ends()]
     bounds = np.unique(np.concatenate([[0], *after_ends, [len(tokens)]]))

@@ -69,7 +69,7 @@ def _random_name(name: str) -> str:
 
 
 def _renamed_copy(control: ControlTokens, library: Any, random_names: Mapping[int, str]) -> Any:
-    """Return a copy of the library's tokenizer that encodes names of control tokens as text, and knows the random names."""
+    """Return a copy of the library's tokenizer that encodes names of control tokens as text, and finds the random names."""
     from tokenizers import AddedToken
 
     # With `encode_special_tokens`, only special tokens are text: make all control tokens special.
@@ -83,7 +83,7 @@ def _renamed_copy(control: ControlTokens, library: Any, random_names: Mapping[in
     copy = call_tokenizers(lambda: library_class.from_str(tokenizer_json), "this vocabulary")
     copy.post_processor = None
 
-    # Each random name has the matching options of its token.
+    # Each random name gets the white-space and normalization options of its token.
     added = [AddedToken(BREAK, normalized=False)]
     for i, token in library.get_added_tokens_decoder().items():
         if i in random_names:

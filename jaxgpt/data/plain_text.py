@@ -1,4 +1,4 @@
-"""Read a file of plain UTF-8 text into memory, and reject other files with a way to use them."""
+"""Read a file of plain UTF-8 text into memory, and reject other files with advice on their use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ class NotText(UserError):
 
 
 def read_text_file(path: Path) -> bytes:
-    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if the file is not plain text."""
+    """Read a UTF-8 file, without its byte-order mark.
+
+    Raises:
+        NotText: if the file is not plain text.
+        UserError: if the file cannot be read, or is larger than `TEXT_BYTES`.
+    """
     check_no_arrow(path)
     if path.suffix.lower() in DOCUMENTS:
         raise _not_plain(path)
@@ -35,7 +40,11 @@ def read_text_file(path: Path) -> bytes:
 
 
 def read_text_files(directory: Path, files: Sequence[Path]) -> dict[str, bytes]:
-    """Read the non-empty text files of a directory, keyed by their paths in it; raise `UserError` if they are too large."""
+    """Read the non-empty text files of a directory, keyed by relative path; skip files that are not plain text.
+
+    Raises:
+        UserError: if the texts are too large in total, or a file cannot be read.
+    """
     parts = dict[str, bytes]()
     size = 0
     for file in files:

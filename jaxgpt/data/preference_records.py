@@ -228,8 +228,8 @@ def _check_answers(parts: _Parts) -> None:
     for name, answer in answers.items():
         if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
             raise UserError(
-                f"the {name} answer begins with a message that the assistant did not write, which is not in the prompt and in "
-                f"both answers: {short_repr(answer[0])}"
+                f"the {name} answer begins with a message that the assistant did not write: {short_repr(answer[0])}; move it "
+                f"to the prompt, or add it to both answers"
             )
     for name, answer in answers.items():
         if not answer or _is_blank(answer):

@@ -51,7 +51,7 @@ class Preferences(ExampleSplit):
         return len(self.pairs)
 
     def texts(self) -> list[np.ndarray]:
-        """Return the ids of each pair's texts: the chosen and the rejected one."""
+        """Return the ids of each pair's texts: with the chosen answer, then with the rejected answer."""
         return [text.ids for pair in self.pairs for text in pair]
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:

@@ -88,7 +88,7 @@ def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
 
 
 def _parsed(where: str, text: bytes) -> Record:
-    """Return the record for the JSON of an object, or for its error."""
+    """Parse the JSON of a record; return a `Record` with the value, or with the error."""
     try:
         return Record(where, decode(text))
     except (ValueError, RecursionError) as e:

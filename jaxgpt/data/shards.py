@@ -1,4 +1,4 @@
-"""A directory of token shards: the ids of documents, their tokenizer, and an index; its tokenizer and checks.
+"""Check a directory of token shards (ids of documents, their tokenizer, and an index), and load its tokenizer.
 
 train_000000.bin, ...   ids (llm.c's format), or train.bin (nanoGPT's); the same for val
 tokenizer.json          the tokenizer; next to it, the files that define its special tokens

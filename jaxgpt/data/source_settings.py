@@ -44,7 +44,7 @@ def check_sources(config: Config, tokens: int = 0) -> None:
 
 
 def check_windows_begin(config: Config, setting: str) -> None:
-    """Check that a setting of the beginning-of-text token of windows has an effect: a source must be a text.
+    """Check that a setting for the beginning-of-text token of windows has an effect, which needs a source of text.
 
     Raises:
         UserError: if a path is missing, or no source is a text.
@@ -60,7 +60,7 @@ def check_windows_begin(config: Config, setting: str) -> None:
 
 
 def remaining_sources(data: DataConfig, tokens: int) -> list[DataConfig]:
-    """Return the settings of the sources of the mixtures that have not ended after a number of training tokens."""
+    """Return the settings of the sources of the mixtures that have not ended after `tokens` training tokens."""
     phases = data.phases
     ends = [phase.tokens for phase in phases[1:]]
     current = sum(end <= tokens for end in ends)  # index of the current mixture

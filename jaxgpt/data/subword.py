@@ -22,7 +22,7 @@ class SubwordTokenizer(Tokenizer):
 
     def __init__(self, library: Any) -> None:
         """Wrap a tokenizer of the library, and set its options: deterministic encoding without truncation."""
-        library.encode_special_tokens = True  # names of special tokens in a text, encoded as ordinary text
+        library.encode_special_tokens = True  # encode names of special tokens in a text as ordinary text
         library.no_truncation()
         library.no_padding()
         if getattr(library.model, "dropout", None):  # only BPE has this option

@@ -29,7 +29,7 @@ def read_text_pieces(
         where: path of the file, for messages.
         cuts: pattern of safe cuts.
         separator: text between documents; empty: the file is one document.
-        identities: `DocumentPiece.identity` of each document with text; may end early.
+        identities: `DocumentPiece.identity` of each non-empty document; ends early if the file is damaged.
 
     Raises:
         UserError: if more than `UNCUT` characters have no safe cut.

@@ -60,7 +60,7 @@ def _separated(file: io.TextIOBase, separator: str) -> Iterator[Portion]:
 def _without_outer_breaks(portions: Iterable[Portion]) -> Iterator[Portion]:
     """Remove the line breaks at the beginning and the end of each document."""
     is_begin = True
-    breaks = list[str]()  # last line breaks of the document so far; they belong to it if other text follows
+    breaks = list[str]()  # trailing line breaks so far; part of the document if other text follows
     for portion in portions:
         text = portion.text.lstrip(BREAKS) if is_begin else portion.text
         without_breaks = text.rstrip(BREAKS)

@@ -172,7 +172,8 @@ class CharTokenizer(WordTokenizer):
     def __init__(self, characters: Iterable[str]) -> None:
         super().__init__(sorted(set(characters)))
         points = np.array([ord(c) for c in self.words], np.int64)
-        self._by_point = np.full(points.max(initial=0) + 2, -1, np.int32)  # last entry: higher code points
+        # The id of each code point; -1: no id. The last entry is for all higher code points.
+        self._by_point = np.full(points.max(initial=0) + 2, -1, np.int32)
         self._by_point[points] = np.arange(len(points))
 
     def encode(self, text: str) -> np.ndarray:

@@ -218,7 +218,7 @@ BAD = {
             "chosen": [{"role": "system", "content": "S"}, user("Who?"), assistant("Me")],
             "rejected": [user("Who?"), assistant("No")],
         },
-        "the chosen answer begins with a message that the assistant did not write, which is not in the prompt and in both",
+        "the chosen answer begins with a message that the assistant did not write: {'content': 'S', 'role': 'system'}; move it",
     ),
     "other requests": (
         {"chosen": [user("Hi"), user("Who?"), assistant("Me")], "rejected": [user("Hi"), user("What?"), assistant("No")]},
