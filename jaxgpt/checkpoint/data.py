@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxgpt.checkpoint.index import resolve_step
-from jaxgpt.checkpoint.info import Info, read_info
+from jaxgpt.checkpoint.data_record import DataRecord
+from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
@@ -19,10 +19,6 @@ from jaxgpt.data.opened import Recorded, joint_fingerprint, mixed
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
 from jaxgpt.progress import NO_PROGRESS, Progress
-
-Open = Callable[[DataConfig], Data]
-
-OTHER_SPLIT = "; other files are for validation now"
 
 
 class RunData(NamedTuple):
@@ -37,26 +33,6 @@ class RunData(NamedTuple):
     config: Config
     data: Data
     change: str
-
-
-def about_data(data: Data) -> dict[str, object]:
-    """Return the entries of a checkpoint that identify the data of its run."""
-    sources = list(data.recorded.fingerprints) or [data.fingerprint]
-    parts = data.parts or (data,)
-    return {
-        "data": data.fingerprint,
-        "sources": sources,
-        "data_tokens": _tokens(data),
-        "boundaries": {part.fingerprint: part.recorded.boundary for part in parts},
-        "held_out": data.held_out,
-        "files": {part.fingerprint: dict(part.recorded.files) for part in parts},
-    }
-
-
-def info_of(run: Run, checkpoint: str) -> Info:
-    """Read the checkpoint.json of a checkpoint: `best`, `last` or a step."""
-    step = resolve_step(run.checkpoints, checkpoint)
-    return read_info(run.checkpoints / str(step))
 
 
 def open_run_data(
@@ -81,18 +57,17 @@ def open_run_data(
         UserError: as in `open_data`.
     """
 
-    def opened(source: DataConfig) -> Data:
+    def open_source(source: DataConfig) -> Data:
         return open_data(replace(config, data=source), tokenizer, progress)
 
     data = open_data(config, tokenizer, progress, tokens)
-    if run is None or info is None or not _is_recorded(info):
+    record = DataRecord.of(info) if info else None
+    if run is None or info is None or record is None:
         return RunData(config, data, "")
     if data.parts:
-        return compared(run, info, config, data, opened)
-
-    # The data is a single source: compare it with the first recorded source. Version 0.1.0 recorded no list of sources.
-    recorded, *_ = info.about.get("sources", [info.about["data"]])
-    return RunData(config, data, _change(run, info, recorded, data, _sizes(info, data)))
+        return compare_mixture(run, info, config, data, open_source)
+    change = record.change_of_all(record.first_source, data)
+    return RunData(config, data, _description(run, info, change))
 
 
 def compare_given(run: Run | None, info: Info | None, config: Config, data: Data) -> RunData:
@@ -102,58 +77,83 @@ def compare_given(run: Run | None, info: Info | None, config: Config, data: Data
         run, info, config: as in `open_run_data`.
         data: the opened data.
     """
-    if run is None or info is None or not _is_recorded(info):
+    record = DataRecord.of(info) if info else None
+    if run is None or info is None or record is None:
         return RunData(config, data, "")
-    return RunData(config, data, _change(run, info, info.about["data"], data, _sizes(info, data)))
+    change = record.change_of_all(record.fingerprint, data)
+    return RunData(config, data, _description(run, info, change))
 
 
-def compared(run: Run, info: Info, config: Config, data: Data, opened: Open) -> RunData:
-    """Compare the open sources of a mixture with a checkpoint's sources, by content; `opened` opens a single source."""
+def compare_mixture(
+    run: Run, info: Info, config: Config, data: Data, open_source: Callable[[DataConfig], Data]
+) -> RunData:
+    """Compare the open sources of a mixture with the sources at a checkpoint, by content.
+
+    Args:
+        run, config: as in `open_run_data`.
+        info: contents of the checkpoint.json, which records the data.
+        data: the mixture.
+        open_source: function that opens a single source.
+    """
+    record = DataRecord.of(info)
+    assert record is not None
     parts = _by_path(config.data, data)
-    known = known_fingerprints(info, data, parts, opened)
+    known = known_fingerprints(info.config().data, record, data, parts, open_source)
     if known is None:
-        return RunData(config, data, _describe(run, info, data.source))
+        return RunData(config, data, _description(run, info, data.source))
     for path, part in parts.items():
         recorded = known.get(path, part.fingerprint)
-        change = _change(run, info, recorded, part)
+        change = record.change(recorded, part)
         if change:
-            return RunData(config, data, change)
+            return RunData(config, data, _description(run, info, change))
 
     current = {path: part.fingerprint for path, part in parts.items()}
     moved = moved_sources(known, current)
-    config = replace(config, data=_renamed(config.data, moved, info.tokens))
+    config = replace(config, data=_with_moved(config.data, moved, info.tokens))
     if not config.data.mix:
         return RunData(config, parts[config.data.path], "")
 
     # The sources of mixtures that have ended are not open: their fingerprints come from the checkpoint.
     fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
     fingerprints |= current
-    of_sources = tuple(fingerprints[each.path] for each in config.data.sources)
+    of_sources = tuple(fingerprints[source.path] for source in config.data.sources)
     mixture = replace(mixed(config.data, parts), recorded=Recorded(fingerprints=of_sources))
     return RunData(config, mixture, "")
 
 
-def known_fingerprints(info: Info, data: Data, parts: Mapping[str, Data], opened: Open) -> dict[str, str] | None:
-    """Return the fingerprint of each source of a checkpoint, keyed by its path in the checkpoint; None: some have changed."""
-    old = info.config().data
-    paths = [each.path for each in old.sources]
-    if "sources" in info.about:
-        return dict(zip(paths, info.about["sources"], strict=True))
-    joint = info.about["data"]
+def known_fingerprints(
+    old: DataConfig,
+    record: DataRecord,
+    data: Data,
+    parts: Mapping[str, Data],
+    open_source: Callable[[DataConfig], Data],
+) -> dict[str, str] | None:
+    """Return the fingerprint of each source at a checkpoint, keyed by its path in the checkpoint; None: some have changed.
+
+    Args:
+        old: settings of the data at the checkpoint.
+        record: the data at the checkpoint.
+        data: the present mixture.
+        parts: the open sources of the present mixture, keyed by path.
+        open_source: function that opens a single source.
+    """
+    paths = [source.path for source in old.sources]
+    if record.sources is not None:
+        return dict(zip(paths, record.sources, strict=True))
     if not old.mix:
-        return {old.path: joint}
+        return {old.path: record.fingerprint}
 
     # Version 0.1.0 recorded one fingerprint of all sources. If all have moved, their order identifies them.
     current = [part.fingerprint for part in data.val_parts]
-    if len(current) == len(paths) and joint_fingerprint(current) == joint:
+    if len(current) == len(paths) and joint_fingerprint(current) == record.fingerprint:
         return dict(zip(paths, current, strict=True))
 
     # Otherwise the sources are at their old paths.
     found = {}
     for source in old.sources:
-        part = parts[source.path] if source.path in parts else opened(source)
+        part = parts[source.path] if source.path in parts else open_source(source)
         found[source.path] = part.fingerprint
-    if joint_fingerprint(list(found.values())) != joint:
+    if joint_fingerprint(list(found.values())) != record.fingerprint:
         return None
     return found
 
@@ -170,37 +170,15 @@ def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[
     for path, fingerprint in current.items():
         if path in known:
             continue
-        matches = [old for old, its in gone.items() if its == fingerprint and old not in moved]
+        matches = [old for old, old_fingerprint in gone.items() if old_fingerprint == fingerprint and old not in moved]
         if matches:
             moved[matches[0]] = path
     return moved
 
 
-def _is_recorded(info: Info) -> bool:
-    """Return whether a checkpoint records its data; false for weights that were saved without a training run."""
-    return "data" in info.about
-
-
-def _change(run: Run, info: Info, recorded: str, source: Data, sizes: str = "") -> str:
-    """Return how a source has changed since a checkpoint, or "".
-
-    Args:
-        run: the run of the checkpoint.
-        info: contents of the checkpoint.json.
-        recorded: fingerprint of the source at the checkpoint.
-        source: the present source.
-        sizes: numbers of tokens then and now, from `_sizes`; "": equal, or not recorded.
-    """
-    if recorded != source.fingerprint:
-        files = _file_changes(info, recorded, source)
-        return _describe(run, info, source.source + sizes + files)
-    if _has_other_split(info, source):
-        return _describe(run, info, source.source + OTHER_SPLIT)
-    return ""
-
-
-def _describe(run: Run, info: Info, source: str) -> str:
-    return f"the data of {run.path} has changed since step {info.step}: {source}"
+def _description(run: Run, info: Info, change: str) -> str:
+    """Describe a change (`DataRecord.change`) since a checkpoint of a run; "": no change."""
+    return f"the data of {run.path} has changed since step {info.step}: {change}" if change else ""
 
 
 def _by_path(config: DataConfig, data: Data) -> dict[str, Data]:
@@ -210,7 +188,7 @@ def _by_path(config: DataConfig, data: Data) -> dict[str, Data]:
     return {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
 
 
-def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataConfig:
+def _with_moved(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataConfig:
     """Replace the paths of sources, and drop a mixture that begins at `tokens` but then equals the previous mixture."""
     data = replace(data, path=moved.get(data.path, data.path), mix=with_paths(data.mix, moved))
     phases = data.phases
@@ -218,55 +196,3 @@ def _renamed(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataCon
     if begins_here and same_shares(data.weights(phases[-2]), data.weights(phases[-1])):
         phases.pop()
     return data.with_phases(phases)
-
-
-def _has_other_split(info: Info, data: Data) -> bool:
-    """Return whether renamed files have changed the split of a source; the content of all files together is unchanged.
-
-    Checkpoints of 0.1.0 have no boundaries.
-    """
-    boundaries: dict[str, int | None] = info.about.get("boundaries", {})
-    boundary = data.recorded.boundary
-    return boundaries.get(data.fingerprint, boundary) != boundary
-
-
-def _sizes(info: Info, data: Data) -> str:
-    """Return the numbers of tokens at a checkpoint and now if they differ and were recorded, otherwise ""."""
-    was = info.about.get("data_tokens")
-    now = _tokens(data)
-    if not isinstance(was, int) or was == now:
-        return ""
-    return f" ({was:,} tokens then, {now:,} now)"
-
-
-def _file_changes(info: Info, recorded: str, data: Data) -> str:
-    """Return the files of a directory that were added, removed or changed since a checkpoint, or "" if not recorded.
-
-    Args:
-        info: contents of the checkpoint.json.
-        recorded: fingerprint of the directory at the checkpoint.
-        data: the directory now.
-    """
-    old: dict[str, str] = info.about.get("files", {}).get(recorded, {})
-    new = data.recorded.files
-    if not old or not new:
-        return ""
-    changes = {
-        "added": new.keys() - old.keys(),
-        "removed": old.keys() - new.keys(),
-        "changed": {name for name in new.keys() & old.keys() if new[name] != old[name]},
-    }
-    notes = []
-    for change, names in changes.items():
-        if names:
-            others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            notes.append(f"{change}: {min(names)}{others}")
-    return f"; {'; '.join(notes)}" if notes else ""
-
-
-def _tokens(data: Data) -> int:
-    """Return the number of tokens; a validation split that is not held out is a part of the training split."""
-    tokens = len(data.train)
-    if data.held_out:
-        tokens += len(data.val)
-    return tokens

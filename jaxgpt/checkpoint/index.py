@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.replacement import replaced_note
-from jaxgpt.checkpoint.run import open_run
+from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.errors import UserError, reported
 
 PARTIAL = ".partial"
@@ -97,6 +97,12 @@ def resolve_step(directory: Path, which: str) -> int:
     if which in names:
         return names[which]
     raise UserError(f"no checkpoint {which!r} in {directory}: use best, last or one of {', '.join(map(str, steps))}")
+
+
+def info_of(run: Run, which: str) -> Info:
+    """Read the checkpoint.json of the checkpoint `which`; values and errors as in `resolve_step`."""
+    step = resolve_step(run.checkpoints, which)
+    return read_info(run.checkpoints / str(step))
 
 
 def _check_deleted(directory: Path, step: int) -> None:

@@ -143,8 +143,8 @@ def _open(config: Config, run: Run | None, settings: Mapping[str, Any], progress
 
     Prints a note if the settings do not change the data of the run, but the data have changed since its last checkpoint.
     """
-    from jaxgpt.checkpoint.data import info_of, open_run_data
-    from jaxgpt.checkpoint.index import saved_steps
+    from jaxgpt.checkpoint.data import open_run_data
+    from jaxgpt.checkpoint.index import info_of, saved_steps
 
     tokenizer = None
     if run and "data.tokenizer" not in settings:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from jaxgpt.checkpoint.data import info_of, open_run_data
+from jaxgpt.checkpoint.data import open_run_data
+from jaxgpt.checkpoint.index import info_of
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.cli.eval_results import EvalResult, Loss, report_divergence, report_loss, report_reward
 from jaxgpt.cli.options import Weights

@@ -109,7 +109,8 @@ def _to_json(samples: Sequence[tuple[str, Generation]], found: TrainingSpans | N
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
     """Open the data that a run has used up to a checkpoint; raise `UserError` if they have changed since."""
-    from jaxgpt.checkpoint.data import info_of, open_run_data
+    from jaxgpt.checkpoint.data import open_run_data
+    from jaxgpt.checkpoint.index import info_of
     from jaxgpt.checkpoint.run import Run
 
     data = lm.config.data

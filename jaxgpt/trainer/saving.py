@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.checkpoint.data import about_data
+from jaxgpt.checkpoint.data_record import about_data
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.replacement import delete_replaced
 from jaxgpt.checkpoint.run import Run, write_settings

@@ -24,7 +24,7 @@ from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import index, info, retention, source, store
-from jaxgpt.checkpoint.data import about_data
+from jaxgpt.checkpoint.data_record import about_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
 from jaxgpt.checkpoint.retention import prune, steps_to_keep

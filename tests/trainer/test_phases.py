@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Silent, same_bits
 
-from jaxgpt.checkpoint.data import compared
+from jaxgpt.checkpoint.data import compare_mixture
 from jaxgpt.checkpoint.index import checkpoints, resolve_step
 from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
@@ -212,7 +212,7 @@ def known(old: Sequence[str], given: Sequence[str], fingerprints: Sequence[str],
     config = with_mixtures(config_of(given), last)
     current = list(integer_weights(config.data.phases[-1].words))
     parts = {path: replace(source("a", 30, False), fingerprint=content[path], name=path) for path in current}
-    config, data, change = compared(Run(Path("run")), last, config, mixed(config.data, parts), pytest.fail)
+    config, data, change = compare_mixture(Run(Path("run")), last, config, mixed(config.data, parts), pytest.fail)
     if change:
         return change
     return " ".join(config.data.mix), data.recorded.fingerprints
