@@ -8,7 +8,7 @@ from flax.traverse_util import unflatten_dict
 from safetensors.numpy import save_file
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import save_params
+from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.gpt2 import NANOGPT

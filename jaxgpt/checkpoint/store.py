@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write in the background, commit, delete and restore; `index.py` lists and verifies them.
+"""Checkpoints of a run: their files, and reading them; `saver.py` writes them, `index.py` lists and verifies them.
 
 checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer
@@ -12,27 +12,17 @@ checkpoints/290.damaged/        damaged checkpoints, renamed by a resume, which 
 from __future__ import annotations
 
 import logging
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from jaxgpt.atomic import sync_directory
-from jaxgpt.checkpoint.index import PARTIAL
-from jaxgpt.checkpoint.info import Info, replace_info, seal
 from jaxgpt.checkpoint.paths import check_backslash
-from jaxgpt.checkpoint.retention import prune
-from jaxgpt.config import TrainConfig
-from jaxgpt.errors import UserError, WriteFailed, one_line
-from jaxgpt.parallel.processes import is_leader, is_peer_failure
+from jaxgpt.errors import UserError, one_line
+from jaxgpt.parallel.processes import is_peer_failure
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState
@@ -48,105 +38,6 @@ def import_orbax() -> Any:
     return v1
 
 
-class Saver:
-    """Context manager: write checkpoints in the background, and prune them by `train.keep_*`.
-
-    Args:
-        directory: directory of the checkpoints.
-        train: settings of the run.
-        note: called once if old checkpoints cannot be deleted, in the thread of the caller.
-    """
-
-    def __init__(self, directory: Path, train: TrainConfig, note: Callable[[str], None] = lambda _: None) -> None:
-        self.directory = directory
-        self.train = train
-        self._note = note
-        self._noted = ""
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[str] | None = None
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown()
-        if kind is None:  # otherwise, the error in the block has precedence
-            self.wait()
-
-    def save(self, state: TrainState, info: Info) -> None:
-        """Wait for the previous write, then write a state in the background; the caller may donate it."""
-        ocp = import_orbax()
-
-        self.wait()
-        path = self.directory / f"{info.step}{PARTIAL}"
-        with failed_writes():
-            response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
-        self._writing = self._thread.submit(self._finish, response.result, path, info)
-
-    def save_info(self, info: Info) -> None:
-        """Replace the info of the last checkpoint after its evaluation; the digests are kept."""
-        self.wait()
-        if is_leader():
-            path = self.directory / str(info.step)
-            replace_info(path, info)
-
-    def check(self) -> None:
-        """Raise the error of a failed background write."""
-        if self._writing is not None and self._writing.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
-        writing = self._writing
-        self._writing = None  # even if the write has failed
-        if writing is None:
-            return
-        with failed_writes():
-            not_deleted = writing.result()
-        if not_deleted not in ("", self._noted):
-            self._noted = not_deleted
-            self._note(not_deleted)
-
-    def _finish(self, written: Callable[[], None], path: Path, info: Info) -> str:
-        """Wait until all processes have written; then, in process 0, commit the checkpoint, and return the note of `prune`."""
-        written()
-        if not is_leader():
-            return ""
-        seal(path, info)
-        path.rename(path.with_suffix(""))
-        sync_directory(self.directory)
-        return prune(self.directory, self.train)
-
-
-@contextmanager
-def failed_writes() -> Iterator[None]:
-    """Convert exceptions to one-line `TrainingFailed` errors, except peer failures."""
-    try:
-        yield
-    except Exception as e:
-        if is_peer_failure(e):
-            raise
-        code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
-        number = int(code[1]) if code else getattr(e, "errno", None)
-        reason = os.strerror(number) if number else one_line(e, 200)
-        raise WriteFailed(reason, number) from None
-
-
-def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
-    """Write weights without optimizer state as the checkpoint of step 0, with little additional memory."""
-    ocp = import_orbax()
-
-    from jaxgpt.train.step import TrainState
-
-    options = ocp.Context()
-    # Compression would copy the weights, to save only 8% of the space.
-    options.array.saving.use_compression = False
-    options.memory.deepcopy_host_arrays = False  # no copy: the weights do not change during the write
-    state = TrainState(jnp.zeros((), jnp.int32), params, None)
-    with options, Saver(directory, TrainConfig()) as saver:
-        saver.save(state, Info(0, about=about))
-
-
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     """Restore a train state with the shardings of `like`; `latest_valid` must have checked the digests."""
     from jaxgpt.train.skip import init_statistics
@@ -155,7 +46,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     path = directory / str(step)
     sharding = like.step.sharding
     parts = {}
-    for name, part in _parts(like).items():
+    for name, part in state_parts(like).items():
         if name == "skip" and not (path / name).is_dir():  # a resume has enabled skipping
             parts[name] = jax.device_put(init_statistics(), sharding)
         else:
@@ -201,7 +92,7 @@ def stored_weights(directory: Path, step: int, part: str = "params") -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved)
 
 
-def _parts(state: TrainState) -> dict[str, Any]:
+def state_parts(state: TrainState) -> dict[str, Any]:
     """Return the parts of a state, keyed by directory name; an imported model has only `params`."""
     return {name: part for name, part in state._asdict().items() if name != "step" and part is not None}
 

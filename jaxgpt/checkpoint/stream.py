@@ -7,22 +7,22 @@ Orbax's arrays, replaces each array with its values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgpt.atomic import sync_directory
 from jaxgpt.checkpoint.index import PARTIAL
-from jaxgpt.checkpoint.info import Info, seal
-from jaxgpt.checkpoint.store import check_shapes, failed_writes, import_orbax
+from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.saver import commit, failed_writes
+from jaxgpt.checkpoint.store import check_shapes, import_orbax
 from jaxgpt.model.params import flatten_params
 
-CHUNK = (
-    2**24
-)  # target bytes of a chunk, the unit that is read, of one or more rows; smaller chunks read less beyond a shard
+# Target size of a chunk, the unit that is read, in bytes. A chunk has one or more rows, and smaller chunks read less beyond a
+# shard.
+CHUNK = 2**24
 # No compression, which is slow and saves 8% of the space.
 ONE_BYTES_CODEC = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
@@ -48,31 +48,31 @@ def stream_params(
     placeholders = jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), leaf.dtype), like)
     with failed_writes():
         ocp.save_checkpointables(path, {"params": placeholders})
-
-    expected = set(flatten_params(like))
-    written = set()
-    for name, array in arrays:
-        if name not in expected:
-            raise ValueError(f"the model has no weight {name}: omit it")
-        if name in written:
-            raise ValueError(f"the weight {name} occurs twice: pass it once")
-        with failed_writes():
-            _write_array(path / "params", name, array)
-        written.add(name)
-    missing = expected - written
-    if missing:
-        raise ValueError(f"no values for the weights {', '.join(sorted(missing))}: pass an array of each")
+    _replace_arrays(path / "params", set(flatten_params(like)), arrays)
 
     # This fails if a version of Orbax stores arrays in a different place.
     check_shapes(ocp.checkpointables_metadata(path).metadata["params"], like)
     with failed_writes():
-        seal(path, Info(0, about=about))
-        path.rename(path.with_suffix(""))
-        sync_directory(directory)
+        commit(path, Info(0, about=about))
+
+
+def _replace_arrays(part: Path, names: Set[str], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write arrays over the placeholders in a part of a checkpoint; raise `ValueError` unless each name occurs once."""
+    missing = set(names)
+    for name, array in arrays:
+        if name not in names:
+            raise ValueError(f"the model has no weight {name}: omit it")
+        if name not in missing:
+            raise ValueError(f"the weight {name} occurs twice: pass it once")
+        with failed_writes():
+            _write_array(part, name, array)
+        missing.remove(name)
+    if missing:
+        raise ValueError(f"no values for the weights {', '.join(sorted(missing))}: pass an array of each")
 
 
 def _write_array(part: Path, name: str, array: np.ndarray) -> None:
-    """Replace an array in the database of a part of a checkpoint."""
+    """Replace an array in the database of a part of a checkpoint, in chunks of complete rows."""
     import tensorstore
 
     row_bytes = max(math.prod(array.shape[1:]) * array.itemsize, 1)

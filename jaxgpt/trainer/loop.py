@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import Saver
+from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal

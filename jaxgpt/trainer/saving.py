@@ -16,7 +16,7 @@ from jaxgpt.checkpoint.data_record import about_data
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.replacement import delete_replaced
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import Saver
+from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, one_line

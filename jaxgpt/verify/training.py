@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import UserError
@@ -109,7 +109,7 @@ def resumed(s: Subject) -> float:
 
     middle = steps(program.init(jax.device_get(s.params)), windows[:2])
     directory = s.directory / "checkpoints"
-    with store.Saver(directory, config.train) as saver:
+    with Saver(directory, config.train) as saver:
         saver.save(program.to_checkpoint(middle), Info(2))
     straight = jax.device_get(steps(middle, windows[2:]))
     return distance(steps(program.restore(directory, 2), windows[2:]), straight)

@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.checkpoint.replacement import delete_replaced, recover, replaced_run
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Saver
+from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.train.step import TrainState

@@ -28,7 +28,8 @@ from jaxgpt.checkpoint.data_record import about_data
 from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
 from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
 from jaxgpt.checkpoint.retention import prune, steps_to_keep
-from jaxgpt.checkpoint.store import Saver, read_params, restore
+from jaxgpt.checkpoint.saver import Saver
+from jaxgpt.checkpoint.store import read_params, restore
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
 from jaxgpt.errors import TrainingFailed, UserError

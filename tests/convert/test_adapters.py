@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxgpt as api
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import save_params
+from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.lora_targets import resolve_targets

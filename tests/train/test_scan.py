@@ -11,7 +11,7 @@ import pytest
 from helpers import compiled, make, random_ids, small
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.store import Saver
+from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params

@@ -60,7 +60,7 @@ def checkpoint(config: Config, step: int, rows: int, fingerprints: Sequence[str]
     """Return a checkpoint after a number of rows; without fingerprints, as version 0.1.0 wrote it."""
     about: dict[str, Any] = {"config": asdict(config)}
     if fingerprints is not None:
-        about["sources"] = list(fingerprints)
+        about |= {"data": "", "sources": list(fingerprints)}
     return Info(step, tokens=rows * T, about=about)
 
 

@@ -17,6 +17,7 @@ from folders import run_folder
 from helpers import MODELS, jaxgpt, make, small
 
 from jaxgpt import kernels
+from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import export_model
 from jaxgpt.data.new_tokenizer import make_tokenizer
@@ -229,7 +230,7 @@ BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] =
     (compiled_to_something_else, norms.NORMS, "layernorm", {"jit = op by op"}, named("jit = op by op")),
     (loop_draws_with_another_number, sampler, "sample_token", {"sampler loop = unrolled"}, ()),
     (
-        resume_loses_the_moments, training.store, "restore", {"resumed = uninterrupted"},
+        resume_loses_the_moments, store, "restore", {"resumed = uninterrupted"},
         named("resumed = uninterrupted"),
     ),
     (
