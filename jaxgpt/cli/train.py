@@ -147,7 +147,7 @@ def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: 
     """Return the receivers of the events of a run: the terminal, files, trackers and a profile of `profile` steps."""
     from jaxgpt.bench.profile import Profile
     from jaxgpt.follow.listener import Follow
-    from jaxgpt.post.held_out import SampleFile
+    from jaxgpt.post.sample_file import SampleFile
     from jaxgpt.trainer.evaluation_file import EvaluationFile
     from jaxgpt.trainer.events import Listeners
 

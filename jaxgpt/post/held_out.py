@@ -1,30 +1,22 @@
-"""Evaluation of sampled answers: the held-out prompts, their answers and rewards, and the file of samples."""
+"""Evaluation of sampled answers: the held-out prompts, their answers, and the mean reward."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxgpt.atomic import write_atomically
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config
-from jaxgpt.data import Data, PromptSplit
+from jaxgpt.data import PromptSplit
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.directories import SAMPLES
 from jaxgpt.lm import LM
 from jaxgpt.lm.generation import Generation
-from jaxgpt.parallel.processes import is_leader
+from jaxgpt.post.answers import answer_ids, reward_answers, sample
 from jaxgpt.post.reward_names import Reward
-from jaxgpt.post.rollouts import answer_ids, reward_answers, sample
-from jaxgpt.trainer.evaluators import Result, Watch
-from jaxgpt.trainer.events import Listener
-from jaxgpt.trainer.metrics import parse_line
+from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.program import Program
 
 
@@ -105,8 +97,8 @@ def answers_to(
     for first in range(0, len(prompts), size):
         if watch.interrupted():
             return None
-        of_batch = None if key is None else jax.random.fold_in(key, first)
-        answers += sample(lm, prompts[first : first + size], of_batch)
+        batch_key = None if key is None else jax.random.fold_in(key, first)
+        answers += sample(lm, prompts[first : first + size], batch_key)
         watch.progress(len(answers), len(prompts))
     return answers
 
@@ -128,50 +120,19 @@ class HeldOutReward:
         answers = answers_to(prompts, program, params, watch, key=None)
         if answers is None:
             return None
-        parts = reward_answers(self.reward, config, prompts, answers)
-        rewards = parts.pop("reward")
-        n = len(rewards)
-        stderr = float(rewards.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+        rewards = reward_answers(self.reward, config, prompts, answers)
+        reward_B = rewards.total_B
+        n = len(reward_B)
+        stderr = float(reward_B.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
         texts = [answer.text for answer in answers]
         tokens = float(np.mean([len(answer_ids(answer)) for answer in answers]))
         originals = [prompt.prompt for prompt in prompts]
         return RewardResult(
-            reward=float(rewards.mean()),
+            reward=float(reward_B.mean()),
             stderr=stderr,
-            rewards=rewards,
+            rewards=reward_B,
             answers=texts,
             prompts=originals,
             tokens=tokens,
-            parts=parts,
+            parts=rewards.parts,
         )
-
-
-class SampleFile(Listener):
-    """Writes the answers of each evaluation, with their rewards or divergences, to samples.jsonl in the run directory.
-
-    A result provides the lines as its attribute `samples`.
-    """
-
-    path: Path
-
-    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.path = run.path / SAMPLES
-        if not is_leader() or not self.path.is_file():
-            return
-        # A resumed run repeats the evaluations after its checkpoint. A killed run may leave an incomplete line.
-        kept = b""
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            found = parse_line(line)
-            if found is not None and found["step"] <= step:
-                kept += line
-        write_atomically(self.path, kept)
-
-    def evaluated(self, step: int, result: Result) -> None:
-        samples = getattr(result, "samples", None)
-        if samples is None or not is_leader():
-            return
-        with self.path.open("a") as file:
-            for sample in samples:
-                line = {"step": step, **sample}
-                # Messages from Parquet files may have other values, such as times.
-                file.write(json.dumps(line, default=repr) + "\n")

@@ -15,7 +15,7 @@ from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm.generation import Generation
 from jaxgpt.ops.random import named_key
 from jaxgpt.post.held_out import answers_to, held_out_prompts
-from jaxgpt.post.rollouts import rollout_batch
+from jaxgpt.post.rollout_batch import RolloutBatch, rollout_batch
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.mean_loss import Evaluation, summarize
@@ -38,7 +38,7 @@ def on_policy_objective(distillation: Objective) -> Objective:
         distillation: objective of windows, from `distillation_objective`.
     """
 
-    def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
+    def objective(params: Any, batch: RolloutBatch, key: jax.Array | None, frozen: Any) -> RowSums:
         sums = distillation(params, batch["windows"], key, frozen)
         tokens_B = sums.count_B
 
@@ -49,14 +49,14 @@ def on_policy_objective(distillation: Objective) -> Objective:
         def weighted(x_B: jax.Array) -> jax.Array:
             return x_B * weight_B.reshape(-1, *(1,) * (x_B.ndim - 1))
 
-        of_tokens = {name: weighted(x_B) for name, x_B in sums.others.items()}
-        entropy_B = of_tokens.pop("cross_entropy")
-        of_answers = {**batch["metrics"], "answer_tokens": tokens_B}
-        of_answers = {name: jnp.where(is_answer_B, x_B, 0.0) for name, x_B in of_answers.items()}
+        token_metrics = {name: weighted(x_B) for name, x_B in sums.others.items()}
+        token_metrics["entropy"] = token_metrics.pop("cross_entropy")
+        answer_metrics = {**batch["metrics"], "answer_tokens": tokens_B}
+        answer_metrics = {name: jnp.where(is_answer_B, x_B, 0.0) for name, x_B in answer_metrics.items()}
         return RowSums(
             loss_B=weighted(sums.loss_B),
             count_B=is_answer_B.astype(jnp.float32),
-            others=of_tokens | {"entropy": entropy_B} | of_answers,
+            others=token_metrics | answer_metrics,
             penalty_B=None if sums.penalty_B is None else weighted(sums.penalty_B),
         )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import PostConfig
+from jaxgpt.post.rollout_batch import RolloutBatch
 from jaxgpt.train.loss import Forward, Objective, RowSums
 from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
 
@@ -73,10 +74,36 @@ def clipped_loss(ratio: jax.Array, advantage: jax.Array, low: float, high: float
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
 
 
+def is_clipped(ratio: jax.Array, advantage: jax.Array, low: float, high: float) -> jax.Array:
+    """Return whether `clipped_loss` is constant because of the clip, bool, with broadcasting."""
+    is_below = (ratio < 1 - low) & (advantage < 0)
+    is_above = (ratio > 1 + high) & (advantage > 0)
+    return is_below | is_above
+
+
+def answer_ratio(
+    log_ratio_BT: jax.Array, is_counted_BT: jax.Array, length_B: jax.Array, kind: Literal["token", "mean", "product"]
+) -> jax.Array:
+    """Return the ratio of the probabilities for each token, `[B, T]`.
+
+    Args:
+        log_ratio_BT: log of the ratio of each token, 0 without a target.
+        is_counted_BT: whether a token counts in the mean or product of its answer.
+        length_B: number of tokens of each answer, at least 1.
+        kind: `Variant.ratio`.
+    """
+    if kind == "token":
+        return jnp.exp(log_ratio_BT)
+    log_ratio_B = jnp.where(is_counted_BT, log_ratio_BT, 0.0).sum(-1)
+    if kind == "mean":
+        log_ratio_B = log_ratio_B / length_B
+    return jnp.exp(jnp.broadcast_to(log_ratio_B[:, None], log_ratio_BT.shape))
+
+
 def policy_objective(
     apply_fn: Callable[..., Any], settings: PostConfig, chunk: int = 0, penalties: Mapping[str, float] | None = None
 ) -> Objective:
-    """Make the objective of policy gradients on rollouts (`jaxgpt.post.rollouts`).
+    """Make the objective of policy gradients on rollouts (`jaxgpt.post.rollouts.Rollouts`).
 
     The loss of a token is `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`, with the advantage
     A of the answer and the ratio r = p / p_rollout (gspo: its geometric mean over the answer; rloo: its product).
@@ -101,7 +128,7 @@ def policy_objective(
     variant = VARIANTS[settings.objective]
     forward = Forward(apply_fn, chunk, with_sides=penalties is not None, longest=settings.max_new_tokens)
 
-    def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
+    def objective(params: Any, batch: RolloutBatch, key: jax.Array | None, frozen: Any) -> RowSums:
         losses_BT, targets_BT, sides = forward(params, batch["windows"], key)
         is_target_BT = targets_BT >= 0
         tokens_B = is_target_BT.sum(-1, dtype=jnp.float32)
@@ -114,25 +141,18 @@ def policy_objective(
         def total(x_BT: jax.Array) -> jax.Array:
             return jnp.where(is_counted_BT, x_BT, 0.0).sum(-1)
 
-        # The ratio of the probabilities now and in the rollout.
+        # The loss of each token, from the ratio of the probabilities now and in the rollout.
         log_ratio_BT = jnp.where(is_target_BT, log_p_BT - batch["log_p"], 0.0)
-        if variant.ratio == "mean":
-            log_ratio_BT = jnp.broadcast_to((total(log_ratio_BT) / length_B)[:, None], log_ratio_BT.shape)
-        elif variant.ratio == "product":
-            log_ratio_BT = jnp.broadcast_to(total(log_ratio_BT)[:, None], log_ratio_BT.shape)
-        ratio_BT = jnp.exp(log_ratio_BT)
-
-        # The loss of each token.
+        ratio_BT = answer_ratio(log_ratio_BT, is_counted_BT, length_B, variant.ratio)
         advantage_B1 = batch["advantage"][:, None]
         loss_BT = clipped_loss(ratio_BT, advantage_B1, settings.clip_low, settings.clip_high)
-        is_below_BT = (ratio_BT < 1 - settings.clip_low) & (advantage_B1 < 0)
-        is_above_BT = (ratio_BT > 1 + settings.clip_high) & (advantage_B1 > 0)
-        of_tokens = {"clipped": (is_below_BT | is_above_BT).astype(jnp.float32), "entropy": -batch["log_p"]}
+        is_clipped_BT = is_clipped(ratio_BT, advantage_B1, settings.clip_low, settings.clip_high)
+        token_metrics = {"clipped": is_clipped_BT.astype(jnp.float32), "entropy": -batch["log_p"]}
         if settings.kl:
             delta_BT = jnp.where(is_target_BT, batch["reference_log_p"] - log_p_BT, 0.0)
             kl_BT = kl_estimate(delta_BT, settings.kl_estimator)
             loss_BT = loss_BT + settings.kl * kl_BT
-            of_tokens["kl"] = kl_BT
+            token_metrics["kl"] = kl_BT
 
         # Means over the tokens of each answer, or over the tokens of the batch.
         weight_B = 1 / length_B
@@ -144,9 +164,9 @@ def policy_objective(
 
         # Rows without answers are padding.
         is_answer_B = tokens_B > 0
-        others = {name: total(x_BT) * weight_B for name, x_BT in of_tokens.items()}
-        others |= {**batch["metrics"], "answer_tokens": tokens_B}
-        sums = {name: jnp.where(is_answer_B, value_B, 0.0) for name, value_B in others.items()}
+        metrics = {name: total(x_BT) * weight_B for name, x_BT in token_metrics.items()}
+        metrics |= {**batch["metrics"], "answer_tokens": tokens_B}
+        sums = {name: jnp.where(is_answer_B, value_B, 0.0) for name, value_B in metrics.items()}
         loss_B = jnp.where(is_answer_B, total(loss_BT) * loss_weight_B, 0.0)
         means = side_means(sides, targets_BT)
         count_B = is_answer_B.astype(jnp.float32)

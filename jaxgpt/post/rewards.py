@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,26 @@ from jaxgpt.post.reward_names import Reward, open_reward
 from jaxgpt.reward_words import shown_reward
 from jaxgpt.time_limit import TimeLimitReached, call_within
 
+TOTAL = "reward"  # metric of the reward of an answer
 LARGEST = 1e30  # largest absolute value of a reward, so that sums of float32 remain finite
+
+
+class Rewards(NamedTuple):
+    """The rewards of answers.
+
+    Attributes:
+        total_B: reward of each answer, float32.
+        parts: values of each of several rewards, without its weight, and of the penalty for long answers, float32 `[B]`, keyed
+            by metric; empty: a single reward.
+    """
+
+    total_B: np.ndarray
+    parts: Mapping[str, np.ndarray]
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The total and the parts, keyed by metric."""
+        return {TOTAL: self.total_B, **self.parts}
 
 
 @dataclass(frozen=True)
@@ -71,8 +90,9 @@ def metric_of(name: str) -> str:
 
 
 def metrics_of(names: Collection[str]) -> list[str]:
-    """Return the metrics of rewards, which are the keys of `rewards_of`: the sum and, if there are several, each reward."""
-    return ["reward", *(metric_of(name) for name in names if len(names) > 1)]
+    """Return the keys of `Rewards.metrics` for named rewards: the total and, if there are several, each reward."""
+    parts = [metric_of(name) for name in names]
+    return [TOTAL, *parts] if len(parts) > 1 else [TOTAL]
 
 
 def overlong_penalty(lengths: Sequence[int], longest: int, overlong: int) -> np.ndarray:
@@ -96,12 +116,12 @@ def rewards_of(
     texts: Sequence[str],
     records: Sequence[Mapping[str, Any]],
     seconds: float,
-) -> dict[str, np.ndarray]:
-    """Call a reward, and check its results: float32 `[n]`, keyed by `metrics_of`.
+) -> Rewards:
+    """Call a reward, and check its results.
 
     Args:
         reward: a single reward, or a weighted sum of rewards, each of which is called.
-        name: name of a single reward, for error messages.
+        name: name of the reward, for error messages.
         prompts: prompt of each answer.
         texts: answers.
         records: record of each answer.
@@ -111,12 +131,12 @@ def rewards_of(
         UserError: as in `checked_rewards`, with the name of the reward that failed.
     """
     if not isinstance(reward, WeightedSum):
-        return {"reward": checked_rewards(reward, name, prompts, texts, records, seconds)}
+        return Rewards(checked_rewards(reward, name, prompts, texts, records, seconds), {})
     values = {}
-    for each, function in reward.rewards.items():
-        values[each] = checked_rewards(function, each, prompts, texts, records, seconds)
+    for term, term_reward in reward.rewards.items():
+        values[term] = checked_rewards(term_reward, term, prompts, texts, records, seconds)
     total_B = _checked(reward.add(values), name, texts)
-    return {"reward": total_B} | {metric_of(each): value_B for each, value_B in values.items()}
+    return Rewards(total_B, {metric_of(term): value_B for term, value_B in values.items()})
 
 
 def checked_rewards(
@@ -167,6 +187,7 @@ def _in_thread(call: Callable[[], Any], seconds: float) -> Any:
 
 
 def _checked(values: Any, name: str, texts: Sequence[str]) -> np.ndarray:
+    """Return the result of the reward `name` for these texts as float32 `[n]`; raise `UserError` if it is wrong."""
     # Texts and mappings have items of a different meaning, and sets have no order.
     is_list = not isinstance(values, (str, bytes, Mapping, Set))
     try:

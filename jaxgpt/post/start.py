@@ -30,7 +30,8 @@ from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedLoss, ReferencedPairs, ReferenceOnce, is_once
 from jaxgpt.post.reward_names import Reward, check_file
 from jaxgpt.post.rewards import open_rewards
-from jaxgpt.post.rollouts import Rollouts, no_rollout
+from jaxgpt.post.rollout_batch import empty_rollout
+from jaxgpt.post.rollouts import Rollouts
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.reward_words import is_own_code
 from jaxgpt.train.loss import Objective
@@ -88,7 +89,7 @@ def objective_of(config: Config, teacher: ModelConfig | None = None) -> Objectiv
 def batch_rows(config: Config) -> Any:
     """Return a batch without rows for the objective of a config, in the form of `parallel.rows.row_spec`."""
     if config.post.is_rollout:
-        return row_spec(no_rollout(config))
+        return row_spec(empty_rollout(config))
     pairs: Split = Preferences(())
     if is_once(config):
         pairs = ReferencedPairs(pairs, np.zeros(0, np.int64), np.zeros((0, 2), np.float32))

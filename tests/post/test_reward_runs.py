@@ -26,7 +26,8 @@ from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation
-from jaxgpt.post.rollouts import check_sampler, sample
+from jaxgpt.post.answers import sample
+from jaxgpt.post.rollouts import check_sampler
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"

@@ -19,15 +19,17 @@ from jaxgpt.data.prompts import Prompt
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation
-from jaxgpt.post.held_out import RewardResult, SampleFile
+from jaxgpt.post.answers import reward_answers
+from jaxgpt.post.held_out import RewardResult
 from jaxgpt.post.reward_names import last_number, open_reward
 from jaxgpt.post.rewards import WeightedSum, metrics_of, open_rewards, overlong_penalty, rewards_of
-from jaxgpt.post.rollouts import reward_answers, rollout_batch
+from jaxgpt.post.rollout_batch import rollout_batch
+from jaxgpt.post.sample_file import SampleFile
 from jaxgpt.post.start import named_reward
 
 
 def one(name: str, text: str, **record: Any) -> float:
-    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0)["reward"][0])
+    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0).total_B[0])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_a_reward_may_use_alarms_of_its_own() -> None:
         signal.signal(signal.SIGALRM, previous)
         return [1.0] * len(texts)
 
-    assert rewards_of(reward, "own", ["p"], ["x"], [{}], 60.0)["reward"].tolist() == [1.0]
+    assert rewards_of(reward, "own", ["p"], ["x"], [{}], 60.0).total_B.tolist() == [1.0]
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
@@ -225,8 +227,8 @@ def test_a_weighted_sum_of_rewards_is_a_reward() -> None:
     assert reward(texts, texts, records) == sums
 
     found = rewards_of(reward, "", texts, texts, records, 60.0)
-    assert list(found) == metrics_of(weights) == ["reward", "reward_exact", "reward_json", "reward_regex:=1$"]
-    assert [value_B.tolist() for value_B in found.values()] == [sums, [1, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert list(found.metrics) == metrics_of(weights) == ["reward", "reward_exact", "reward_json", "reward_regex:=1$"]
+    assert [value_B.tolist() for value_B in found.metrics.values()] == [sums, [1, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
 
     nested = WeightedSum({"sum": reward, "json": open_reward("json")}, {"sum": 2.0, "json": 1.0})
     assert nested(texts, texts, records) == [2.0, 2.5, 0, 2]
@@ -289,9 +291,9 @@ def test_truncated_answers() -> None:
     ]
     answers = [*ended, Generation("1234", [5, 6, 7, 8], "length", log_p=[-1] * 4)]
     found = reward_answers(open_reward("json"), config, prompts, answers)
-    assert found["reward_overlong"].tolist() == [0, -0.5, -1]
-    assert found["reward"].tolist() == [1, 0.5, 0]
-    batch = rollout_batch(config, prompts, answers, np.zeros(3), found)
+    assert found.parts["reward_overlong"].tolist() == [0, -0.5, -1]
+    assert found.total_B.tolist() == [1, 0.5, 0]
+    batch = rollout_batch(config, prompts, answers, np.zeros(3), found.metrics)
     assert batch["metrics"]["truncated"].tolist() == [0, 0, 1]
     assert batch["counted"].tolist() == [1, 1, 0]
     assert (batch["windows"][..., 1] >= 0).sum(-1).tolist() == [2, 3, 4]

@@ -25,9 +25,11 @@ from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.lm.generation import Generation
 from jaxgpt.model import GPT
+from jaxgpt.post.answers import reward_answers
 from jaxgpt.post.policy import VARIANTS, advantages, policy_objective
 from jaxgpt.post.preference import preference_objective
-from jaxgpt.post.rollouts import reward_answers, rollout_batch, token_weights
+from jaxgpt.post.rewards import Rewards
+from jaxgpt.post.rollout_batch import rollout_batch, token_weights
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.step import gradient_sums, mean_gradients
 
@@ -230,7 +232,7 @@ def test_policies(name: str, accumulation: int) -> None:
     check(objective, batch | {"advantage": advantage_B}, (), expected, metrics, accumulation)
 
 
-def truncated_rollout(settings: PostConfig) -> tuple[list[Prompt], list[Generation], dict[str, np.ndarray]]:
+def truncated_rollout(settings: PostConfig) -> tuple[list[Prompt], list[Generation], Rewards]:
     """Return TRL's recorded prompts and answers, without an end if they are truncated, and our rewards."""
     recorded = RECORDED["truncated"]["rollout"]
     prompts = []
@@ -265,16 +267,16 @@ def test_policies_without_a_loss_on_truncated_answers(name: str, accumulation: i
     settings = PostConfig(**given | POLICIES[name])
     config = Config(model=MODEL, data=DataConfig(window=MODEL.block_size), post=settings)
     prompts, answers, rewards = truncated_rollout(replace(settings, max_new_tokens=recorded["longest"]))
-    np.testing.assert_allclose(rewards["reward_overlong"], recorded["penalties"], atol=1e-6)
+    np.testing.assert_allclose(rewards.parts["reward_overlong"], recorded["penalties"], atol=1e-6)
 
-    reward_PG = rewards["reward"].reshape(-1, recorded["group"])
+    reward_PG = rewards.total_B.reshape(-1, recorded["group"])
     advantage_B = advantages(reward_PG, VARIANTS[settings.objective].advantage).reshape(-1)
     theirs = "leave_one_out" if name == "rloo" else "advantages"
     if name == "dr_grpo":
         advantage_B = np.array(recorded["advantages"], np.float32)  # TRL's advantages are an argument of its loss
     np.testing.assert_allclose(advantage_B, recorded[theirs], atol=1e-5)
 
-    batch = rollout_batch(config, prompts, answers, advantage_B, rewards)
+    batch = rollout_batch(config, prompts, answers, advantage_B, rewards.metrics)
     batch["weight"] = token_weights(batch)
     is_target_BT = batch["windows"][..., 1] >= 0
     if settings.kl:

@@ -1,0 +1,98 @@
+"""Batches of rollouts: prompts and sampled answers as rows of windows, for the objectives of rewards and of distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from jaxgpt.config import Config
+from jaxgpt.data.prompts import Prompt
+from jaxgpt.lm.generation import Generation
+from jaxgpt.post.answers import OVERLONG, answer_ids
+from jaxgpt.post.rewards import metrics_of
+
+DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sampler and training
+
+Array = Any  # np.ndarray on the host, jax.Array on the devices
+
+
+class RolloutBatch(TypedDict, total=False):
+    """A batch of answers, on the host or on devices. `policy_objective` and `on_policy_objective` describe the entries."""
+
+    windows: Array
+    log_p: Array
+    metrics: Mapping[str, Array]
+    weight: Array
+    advantage: Array
+    counted: Array
+    reference_log_p: Array
+
+
+def empty_rollout(config: Config) -> RolloutBatch:
+    """Return a batch without rows."""
+    if not config.post.has_rewards:
+        return rollout_batch(config, [], [], None, {})
+    none = np.zeros(0, np.float32)
+    names = [*metrics_of(config.post.reward_weights), "equal_rewards"]
+    if config.post.overlong_tokens:
+        names.append(OVERLONG)
+    return rollout_batch(config, [], [], none, dict.fromkeys(names, none))
+
+
+def rollout_batch(
+    config: Config,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Generation],
+    advantage_B: np.ndarray | None,
+    metrics: Mapping[str, np.ndarray],
+) -> RolloutBatch:
+    """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed.
+
+    Args:
+        config: settings of the run.
+        prompts: prompt of each answer.
+        answers: answers with their log probabilities.
+        advantage_B: advantage of each answer; None: a batch of `on_policy_objective`.
+        metrics: numbers of each answer, keyed by metric.
+    """
+    B = len(prompts)
+    T = config.window
+    windows_BT3 = np.full((B, T, 3), (0, -1, -1), np.int32)
+    log_p_BT = np.zeros((B, T), np.float32)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        new = answer_ids(answer)
+        ids = prompt.ids + new
+        n = len(ids) - 1
+        targets = slice(len(prompt.ids) - 1, n)
+        windows_BT3[row, :n, 0] = ids[:-1]
+        windows_BT3[row, targets, 1] = new
+        windows_BT3[row, :n, 2] = 0
+        log_p_BT[row, targets] = answer.log_p
+    is_truncated_B = np.array([answer.finish_reason == "length" for answer in answers], np.float32)
+    of_answers = {name: value_B.astype(np.float32) for name, value_B in metrics.items()}
+    of_answers |= {"truncated": is_truncated_B, DIFFERENCE: np.zeros(B, np.float32)}
+    batch: RolloutBatch = {
+        "windows": windows_BT3,
+        "log_p": log_p_BT,
+        "metrics": of_answers,
+        "weight": np.zeros(B, np.float32),
+    }
+    if advantage_B is not None:
+        batch["advantage"] = advantage_B.astype(np.float32)
+    if config.post.mask_truncated:
+        batch["counted"] = 1 - is_truncated_B
+    if config.post.kl:
+        batch["reference_log_p"] = np.zeros((B, T), np.float32)
+    return batch
+
+
+def token_weights(batch: RolloutBatch) -> np.ndarray:
+    """Return the weight of each answer of a batch for a mean over tokens, float32 `[B]`: answers per target with a loss."""
+    is_target_BT = batch["windows"][..., 1] >= 0
+    if "counted" in batch:
+        is_target_BT &= batch["counted"][:, None] > 0
+    rows = len(is_target_BT)
+    tokens = max(is_target_BT.sum(), 1)
+    return np.full(rows, rows / tokens, np.float32)
