@@ -21,9 +21,10 @@ from jaxgpt.listing import holds_records
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
+from jaxgpt.post.frozen_reference import open_reference
 from jaxgpt.post.held_out import HeldOutReward, RewardResult
 from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
-from jaxgpt.post.start import build_program, named_reward, reference_of
+from jaxgpt.post.start import build_program, named_reward
 from jaxgpt.progress import Progress
 from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.evaluators import Watch
@@ -176,7 +177,7 @@ def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> R
 
 def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
     """Compute the divergence from the teacher of a run, on answers to prompts."""
-    teacher = reference_of(lm.config, run)
+    teacher = open_reference(lm.config, run)
     assert teacher is not None
     program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher)
     evaluator = HeldOutDivergence()
@@ -185,7 +186,7 @@ def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceR
 
 def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
-    program = build_program(_on_this_machine(lm.config), frozen=reference_of(lm.config, run))
+    program = build_program(_on_this_machine(lm.config), frozen=open_reference(lm.config, run))
 
     def loss(params: Any) -> Evaluation:
         return _finished(evaluate(program, program.put_params(params), split, Watch(progress=activity)))

@@ -111,7 +111,7 @@ def _start(options: TrainOptions, printer: RunPrinter) -> Start | None:
 
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
     """Return the training job that continues a run, or None if the run is finished."""
-    from jaxgpt.post.start import parts_of
+    from jaxgpt.post.start import with_objective
     from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.finished import prune_finished, why_finished
     from jaxgpt.trainer.start import Start
@@ -127,20 +127,20 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
         prune_finished(run, printer.note)
         printer.note(finished)
         return None
-    parts = parts_of(config, options.named_rewards, run, printer.note, StageProgress(printer, REFERENCE_STAGE))
-    return Start(config, run=run, **parts)
+    progress = StageProgress(printer, REFERENCE_STAGE)
+    return with_objective(Start(config, run=run), options.named_rewards, printer.note, progress)
 
 
 def _new_start(options: TrainOptions, printer: RunPrinter) -> Start:
     """Return the training job of a new run."""
-    from jaxgpt.post.start import parts_of
+    from jaxgpt.post.start import with_objective
     from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.start import Start
 
     config = new_config(options, printer.note)
     progress = StageProgress(printer, REFERENCE_STAGE)
-    parts = parts_of(config, options.named_rewards, note=printer.note, progress=progress)
-    return Start(config, options.out, options.overwrite, **parts)
+    start = Start(config, options.out, options.overwrite)
+    return with_objective(start, options.named_rewards, printer.note, progress)
 
 
 def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: int) -> Listener:

@@ -134,7 +134,7 @@ def _distilled_config(base: Config, teacher: str, settings: Mapping[str, Any]) -
     """Return the settings of a student with random initial weights and the tokenizer of its teacher."""
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.post.start import with_reference
+    from jaxgpt.post.frozen_reference import with_reference
 
     path, _ = parse_checkpoint(teacher)
     run = open_run(path)

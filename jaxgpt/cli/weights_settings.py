@@ -83,7 +83,7 @@ def with_weights(
     if keep_optimizer:
         _check_optimizer(source, config, directory)
     if config.post.reference:
-        from jaxgpt.post.start import with_reference
+        from jaxgpt.post.frozen_reference import with_reference
 
         config = with_reference(config, run.tokenizer())
     return config

@@ -27,8 +27,7 @@ def on_policy_objective(distillation: Objective) -> Objective:
 
     The drawn tokens are constants in the gradient.
 
-    A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets; `weight` float32
-    `[B]`, rows per token of the batch; and `metrics`, a dict of numbers of each answer, float32 `[B]`.
+    A batch is a `RolloutBatch`. Only its `windows`, `weight` and `metrics` are used.
 
     The metrics of the given objective are means over tokens; `cross_entropy` becomes `entropy`, because the mean `-log p` of
     tokens that the student draws estimates the student's entropy. `answer_tokens` and the `metrics` of the batch are means over

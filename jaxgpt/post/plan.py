@@ -12,9 +12,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.plan.work import NEXT_TOKEN, Answers, Work
-from jaxgpt.post.reference import is_once
+from jaxgpt.post.frozen_reference import check_reference
+from jaxgpt.post.objective import batch_rows, objective_of
+from jaxgpt.post.reference import computes_reference_once
 from jaxgpt.post.rollouts import checked_answers
-from jaxgpt.post.start import batch_rows, check_reference, objective_of
 from jaxgpt.presets import PRESETS
 from jaxgpt.train.loss import Objective
 
@@ -67,7 +68,8 @@ def work_of(config: Config) -> tuple[Config, Work]:
         objective_of=PlannedObjective(config),
         rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
-        frozen=post.is_distillation or (post.has_reference and not config.lora.rank and not is_once(config)),
+        frozen=post.is_distillation
+        or (post.has_reference and not config.lora.rank and not computes_reference_once(config)),
         frozen_model=teacher,
         answers=answers,
     )

@@ -108,12 +108,8 @@ def policy_objective(
     The loss of a token is `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`, with the advantage
     A of the answer and the ratio r = p / p_rollout (gspo: its geometric mean over the answer; rloo: its product).
 
-    A batch is a dict: `windows` int32 `[B, T, 3]` (`train.loss.split_windows`) with the answers as targets, at most
-    `settings.max_new_tokens` consecutive positions of each row; float32 `[B, T]`
-    `log_p` and, with `settings.kl`, `reference_log_p`, the log probabilities of the targets in the rollout and of the
-    reference; float32 `[B]` `advantage`, and `weight`, for the mean over all tokens: rows per token of the batch; and
-    `metrics`, a dict of numbers of each answer, float32 `[B]`, such as its rewards. With `settings.mask_truncated`, float32
-    `[B]` `counted` is 0 for answers without a loss. They still count as answers in means over answers, as in TRL.
+    A batch is a `RolloutBatch`. With `settings.mask_truncated`, answers whose `counted` is 0 have no loss. They still count as
+    answers in means over answers, as in TRL.
 
     The metrics `answer_tokens` and the `metrics` of the batch are means over answers. `clipped` (fraction of tokens), `kl` and
     `entropy` are means over the tokens of each answer, averaged over answers (dapo: means over all tokens). `entropy` is the

@@ -19,7 +19,18 @@ Array = Any  # np.ndarray on the host, jax.Array on the devices
 
 
 class RolloutBatch(TypedDict, total=False):
-    """A batch of answers, on the host or on devices. `policy_objective` and `on_policy_objective` describe the entries."""
+    """A batch of sampled answers, on the host or on the devices.
+
+    Attributes:
+        windows: int32 `[B, T, 3]` (`train.loss.split_windows`); the targets are the answers, at most `post.max_new_tokens`
+            consecutive positions of each row.
+        log_p: log probabilities of the targets in the rollout, float32 `[B, T]`.
+        metrics: numbers of each answer, such as its rewards, float32 `[B]`, keyed by metric.
+        weight: answers per token of the batch, for means over all tokens, float32 `[B]`.
+        advantage: advantage of each answer, float32 `[B]`; absent in distillation.
+        counted: 0 for answers without a loss, float32 `[B]`; only with `post.mask_truncated`.
+        reference_log_p: log probabilities of the targets under the reference, float32 `[B, T]`; only with `post.kl`.
+    """
 
     windows: Array
     log_p: Array

@@ -14,7 +14,7 @@ from helpers import small
 from jaxgpt.config import Config, OptimConfig, PostConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
-from jaxgpt.post.start import objective_of
+from jaxgpt.post.objective import objective_of
 from jaxgpt.train.loss import split_windows
 
 B, T, V = 4, 6, 11
