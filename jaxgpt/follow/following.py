@@ -3,29 +3,28 @@
 The follower is a separate process, so a tracker that fails or hangs affects only the follower. The next follower continues
 after the last row that was sent.
 
-RUN/trackers/NAME/position.json   the last row sent, and the id of the run in the tracker
+RUN/trackers/NAME/position.json   the last row sent, and the id of the run in the tracker (position.py)
 RUN/trackers/NAME/log.txt         output of a follower that `train --track` has started
 RUN/trackers/NAME/.lock           locked by the follower
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import flat
 from jaxgpt.directories import TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.files import read_json
+from jaxgpt.follow.position import Position
 from jaxgpt.follow.sent_settings import settings_to_send
 from jaxgpt.follow.tail import Tail
-from jaxgpt.follow.trackers import Page, Row, Tracker
+from jaxgpt.follow.tracker import Page, Row, Tracker
 from jaxgpt.locks import Locked, has_writer, sole_writer
 from jaxgpt.trainer.metrics import how_ended
 
@@ -47,44 +46,6 @@ class Followed(NamedTuple):
     place: str
 
 
-class Position(NamedTuple):
-    """The part of a run that a tracker has received.
-
-    Attributes:
-        id: name of the run in the tracker.
-        order: `Row.order` of the last row sent; -1: no row.
-        mark: the last result of `Tracker.send`.
-        ended: status that closed the page; "": the page is open, or no page was opened.
-    """
-
-    id: str
-    order: int = -1
-    mark: str = ""
-    ended: str = ""
-
-    @staticmethod
-    def read(directory: Path) -> Position | None:
-        """Read the position of the last follower; None: there was no follower.
-
-        Raises:
-            UserError: if the file is damaged.
-        """
-        path = directory / "position.json"
-        if not path.exists():
-            return None
-        values = read_json(path)
-        types = {"id": str, "order": int, "mark": str, "ended": str}
-        if {name: type(value) for name, value in values.items()} != types:
-            raise UserError(f"{path} is damaged: delete {directory} to send the run again, to a new page")
-        return Position(**values)
-
-    def write(self, directory: Path) -> None:
-        """Replace the file. A kill leaves the old or the new position; only a power failure can lose the position."""
-        draft = directory / "position.json.partial"
-        draft.write_text(json.dumps(self._asdict()))
-        draft.replace(directory / "position.json")
-
-
 def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, poll: float = POLL) -> Followed:
     """Send the metrics of a run to a tracker until the run ends; each row is sent once.
 
@@ -92,7 +53,7 @@ def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, po
 
     Args:
         path: directory of the run.
-        tracker: receiver of the rows: a value of `jaxgpt.follow.trackers`, or your own.
+        tracker: receiver of the rows: `tracker_of(name)`, or your own.
         note: called with one-line messages.
         poll: seconds between two reads of the file.
 
@@ -126,7 +87,13 @@ def sole_follower(directory: Path, note: Callable[[str], None], poll: float) -> 
 
 
 class _Follower:
-    """The state of `follow`."""
+    """Sends a run to a tracker (`follow`), and records the position after every call of the tracker.
+
+    Attributes:
+        sent: number of rows sent.
+        is_open: whether the page is open; it is opened at the first new row.
+        position: the part of the run that the tracker has received.
+    """
 
     def __init__(self, path: Path, tracker: Tracker, directory: Path, poll: float) -> None:
         self.path = path
@@ -135,12 +102,14 @@ class _Follower:
         self.poll = poll
         self.sent = 0
         self.is_open = False
-        found = Position.read(directory)
-        if found is None:
-            name = path.resolve().name
-            found = Position(f"{name}-{secrets.token_hex(4)}")
-            found.write(directory)
-        self.position = found
+        self.position = Position.read(directory) or self._start()
+
+    def _start(self) -> Position:
+        """Record and return the position of a run that was never sent."""
+        name = self.path.resolve().name
+        position = Position(f"{name}-{secrets.token_hex(4)}")
+        position.write(self.directory)
+        return position
 
     def follow(self) -> Followed:
         """Send the rows until the run ends, then close the page."""
@@ -152,7 +121,7 @@ class _Follower:
         """Send the rows until the run ends; return how it ended."""
         while True:
             is_running = has_writer(self.path)  # before the file is read, which is complete if the run has ended
-            self._send_all(tail)
+            self._send_new(tail)
             if self._is_replaced():
                 return REPLACED
             has_ended = "ended" in tail.last
@@ -160,28 +129,32 @@ class _Follower:
                 return how_ended([tail.last], self._steps()) or "killed"
             time.sleep(self.poll)
 
-    def _send_all(self, tail: Tail) -> None:
+    def _send_new(self, tail: Tail) -> None:
         """Send the new rows, `at_once` at a time."""
         rows = list[Row]()
-        highest = self.position.order
-        for row in tail.rows():
-            if not self.is_open and row.order > highest:
-                stored = self._open()
-                if stored < highest:  # the tracker has lost rows: read the file again
-                    self.position = self.position._replace(order=stored)
-                    tail.restart()
-                    self._send_all(tail)
-                    return
-                highest = stored
-            if row.order <= highest:  # sent before; the step was repeated after a resume from an earlier checkpoint
-                continue
+        for row in self._new_rows(tail):
             rows.append(row)
-            highest = row.order
             if len(rows) == self.tracker.at_once:
                 self._send(rows)
                 rows = []
         if rows:
             self._send(rows)
+
+    def _new_rows(self, tail: Tail) -> Iterator[Row]:
+        """Yield the rows that the tracker has not received; before the first, open the page."""
+        highest = self.position.order
+        for row in tail.rows():
+            if row.order > highest and not self.is_open:
+                stored = self._open()
+                if stored < highest:  # the tracker has lost rows: read the file again
+                    self.position = self.position._replace(order=stored)
+                    tail.restart()
+                    yield from self._new_rows(tail)
+                    return
+                highest = stored
+            if row.order > highest:  # otherwise sent before: a resume from an earlier checkpoint repeats steps
+                highest = row.order
+                yield row
 
     def _send(self, rows: list[Row]) -> None:
         """Send rows and record the position, unless the run was replaced."""
@@ -190,7 +163,7 @@ class _Follower:
         with self._reported():
             mark = self.tracker.send(rows)
         self.sent += len(rows)
-        self._note(order=rows[-1].order, mark=mark, ended="")
+        self._record(self.position._replace(order=rows[-1].order, mark=mark, ended=""))
 
     def _open(self) -> int:
         """Open the page; return the `order` of the last row that the tracker has."""
@@ -212,18 +185,19 @@ class _Follower:
         with self._reported():
             place = self.tracker.close("killed" if status == REPLACED else status)
         if status != REPLACED:
-            self._note(ended=status)
+            self._record(self.position._replace(ended=status))
         return place
 
-    def _note(self, **values: Any) -> None:
-        self.position = self.position._replace(**values)
+    def _record(self, position: Position) -> None:
+        """Set the position, and write it to its file."""
+        self.position = position
         with suppress(FileNotFoundError):  # the run was renamed, deleted or replaced
             self.position.write(self.directory)
 
     def _is_replaced(self) -> bool:
         """Return whether the directory of the run was renamed, deleted or replaced by a new run."""
-        found = Position.read(self.directory)
-        return found is None or found.id != self.position.id
+        position = Position.read(self.directory)
+        return position is None or position.id != self.position.id
 
     def _steps(self) -> int:
         return Run(self.path).config().train.steps

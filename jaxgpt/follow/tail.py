@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxgpt.follow.trackers import Row
+from jaxgpt.follow.tracker import Row
 from jaxgpt.trainer.metrics import parse_line
 
 
@@ -26,6 +26,7 @@ class Tail:
         self.last: dict[str, Any] = {}
         self._file: BinaryIO | None = None
         self._head = b""  # first line
+        self._clock = Clock()
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of the new lines."""
@@ -77,18 +78,18 @@ class Clock:
     """Computes the time of each line, in seconds since 1970, from the last start of the run and `elapsed_seconds`."""
 
     def __init__(self) -> None:
-        self.started = 0.0
-        self.elapsed = 0.0
-        self.before = 0.0  # elapsed seconds before the last start
+        self._started = 0.0  # time of the last start
+        self._elapsed = 0.0  # elapsed seconds of the last line
+        self._before = 0.0  # elapsed seconds before the last start
 
     def at(self, line: Mapping[str, Any]) -> float:
         """Return the time of a line; lines must come in their order."""
         if "started" in line:
             with suppress(TypeError, ValueError):
-                self.started = datetime.fromisoformat(line["started"]).timestamp()
-            self.before = self.elapsed
-        self.elapsed = line.get("elapsed_seconds", self.elapsed)
-        return self.started + self.elapsed - self.before
+                self._started = datetime.fromisoformat(line["started"]).timestamp()
+            self._before = self._elapsed
+        self._elapsed = line.get("elapsed_seconds", self._elapsed)
+        return self._started + self._elapsed - self._before
 
 
 def row_of(line: Mapping[str, Any], at: float) -> Row | None:

@@ -1,84 +1,29 @@
-"""Trackers: programs that store and show the metrics of runs. Each class imports its package when it opens a page."""
+"""The trackers of `jaxgpt follow` and `--track`. Each class imports its package when it opens a page."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.follow.events import EventFile
+from jaxgpt.follow.tracker import Page, Row, Tracker
 
 PROJECT = "jaxgpt"  # default name of the project or experiment
 
 
-class Row(NamedTuple):
-    """The numbers of a line of metrics.jsonl.
+class ShippedTracker(Tracker, Protocol):
+    """A tracker that commands find by name.
 
     Attributes:
-        step: index of the train step, from 0; for an evaluation, the number of steps taken.
-        values: finite numbers, keyed by their names in metrics.jsonl.
-        time: seconds since 1970, computed from the start of the run and `elapsed_seconds`.
-        order: position in the run: 2 * step for an evaluation, 2 * step + 1 for a train step.
+        package: name of its package on PyPI and in Python; "": none.
     """
 
-    step: int
-    values: dict[str, float]
-    time: float
-    order: int
-
-
-class Page(NamedTuple):
-    """The place of a run in a tracker.
-
-    Attributes:
-        run: name of the directory of the run.
-        id: a name that is different for every run, and equal for all followers of a run.
-        settings: settings of the run, keyed by dotted name (`jaxgpt.follow.sent_settings.settings_to_send`).
-        directory: RUN/trackers/NAME, for files of the tracker.
-    """
-
-    run: str
-    id: str
-    settings: dict[str, Any]
-    directory: Path
-
-
-class Tracker(Protocol):
-    """Receives the rows of one run, in the process of the follower. An exception ends the follower, and is printed in one line.
-
-    Attributes:
-        name: name of the directory in RUN/trackers.
-        at_once: maximum number of rows per call of `send`. If a follower is killed during a call, the next follower sends these
-            rows again.
-    """
-
-    name: str
-    at_once: int
-
-    def open(self, page: Page, mark: str) -> int | None:
-        """Open a new page, or continue a page that an earlier follower has opened.
-
-        Args:
-            page: name, id and settings of the run in the tracker.
-            mark: the last result of `send` for this page; "": nothing was sent.
-
-        Returns:
-            The highest `order` that the tracker has stored; None: all rows that were sent.
-        """
-        ...
-
-    def send(self, rows: Sequence[Row]) -> str:
-        """Send rows of ascending `order`; return the `mark` for the `open` of the next follower."""
-        ...
-
-    def close(self, status: str) -> str:
-        """Record the end of the run (finished, stopped, failed or killed); return a URL or command to view the page."""
-        ...
+    package: str
 
 
 class TensorBoard:
@@ -88,10 +33,12 @@ class TensorBoard:
     package = ""
     at_once = 1000
 
+    page: Page
+    file: EventFile | None = None  # created with the first row: its name contains the time of the row
+
     def open(self, page: Page, mark: str) -> int | None:
         self.page = page
         if not mark:
-            self.file: EventFile | None = None  # created with the first row: its name contains the time of the row
             return None
         # Records after this size were written by a follower that was killed before it recorded their position.
         name, _, size = mark.partition(":")
@@ -128,6 +75,9 @@ class Wandb:
     at_once = 100
     flush = 0.2  # seconds between flushes of the offline file
     flushes = 3  # flushes to wait for after a call of `send`, so that its rows are in the file
+
+    page: Page
+    run: Any  # wandb.Run
 
     def open(self, page: Page, mark: str) -> int | None:
         import wandb
@@ -190,6 +140,9 @@ class Mlflow:
     params_per_call = 100
     metrics_per_call = 1000
 
+    client: Any  # mlflow.MlflowClient
+    id: str  # id of the run in MLflow
+
     def open(self, page: Page, mark: str) -> int | None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -243,6 +196,9 @@ class Trackio:
     package = "trackio"
     at_once = 100
 
+    project: str
+    run: Any  # trackio.Run
+
     def open(self, page: Page, mark: str) -> int | None:
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
@@ -274,7 +230,12 @@ class Trackio:
         return f"trackio show --project {self.project}"
 
 
-TRACKERS: dict[str, Any] = {each.name: each for each in (TensorBoard, Wandb, Mlflow, Trackio)}
+TRACKERS: Mapping[str, type[ShippedTracker]] = {
+    TensorBoard.name: TensorBoard,
+    Wandb.name: Wandb,
+    Mlflow.name: Mlflow,
+    Trackio.name: Trackio,
+}
 
 
 def tracker_of(name: str) -> Tracker:
@@ -285,8 +246,7 @@ def tracker_of(name: str) -> Tracker:
     """
     if name not in TRACKERS:
         raise UserError(f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}: choose from {', '.join(TRACKERS)}")
-    found = TRACKERS[name]
-    if found.package and find_spec(found.package) is None:
-        raise UserError(f"the tracker {name} needs the package {found.package}: pip install {found.package}")
-    tracker: Tracker = found()
-    return tracker
+    tracker = TRACKERS[name]
+    if tracker.package and find_spec(tracker.package) is None:
+        raise UserError(f"the tracker {name} needs the package {tracker.package}: pip install {tracker.package}")
+    return tracker()

@@ -20,10 +20,12 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.follow import following
-from jaxgpt.follow.following import Position, follow
+from jaxgpt.follow.following import follow
+from jaxgpt.follow.position import Position
 from jaxgpt.follow.sent_settings import settings_to_send
 from jaxgpt.follow.tail import Tail
-from jaxgpt.follow.trackers import Row, TensorBoard
+from jaxgpt.follow.tracker import Row
+from jaxgpt.follow.trackers import TensorBoard
 from jaxgpt.locks import has_writer, sole_writer
 from jaxgpt.trainer.metrics import MetricsFile
 
