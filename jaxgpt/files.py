@@ -61,7 +61,7 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
     """Read a regular file; raise `UserError` if the file is larger than `limit` bytes or cannot be read."""
     with reported(f"cannot read {path}"):
         if path.exists() and not path.is_file():
-            raise UserError(f"cannot read {path}: it is not a file")
+            raise UserError(f"cannot read {path}: it is not a file; use a regular file")
         size = path.stat().st_size
         if size > limit:
             raise UserError(f"{path} is too large: {size:,} bytes, at most {limit:,} are allowed")

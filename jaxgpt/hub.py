@@ -14,11 +14,11 @@ from jaxgpt.errors import UserError, one_line, short_repr
 TIMEOUT = 3.0  # maximum number of seconds to wait for a connection to the hub
 HINTS = {  # keyed by huggingface_hub exception name, subclasses first
     "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
-    "RevisionNotFoundError": "the revision does not exist",
+    "RevisionNotFoundError": "the revision does not exist: use a commit, tag or branch of the repository",
     "RepositoryNotFoundError": "the repository does not exist, or needs a login (hf auth login)",
     "OfflineModeIsEnabled": "not in the hub's cache, and offline mode is on: set HF_HUB_OFFLINE=0, or pass a directory",
     "LocalEntryNotFoundError": "not in the hub's cache, and the hub cannot be reached: pass a directory instead",
-    "HFValidationError": "not a valid name on the hub",
+    "HFValidationError": "not a valid name on the hub: use OWNER/NAME",
 }
 UPLOAD_HINTS = {  # keyed by HTTP status
     401: "the token is not valid: run hf auth login, or change HF_TOKEN",

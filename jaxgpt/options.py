@@ -133,7 +133,7 @@ class DistributedConfig(Section):
     def check(self) -> Iterator[str]:
         if self.coordinator in ("", "auto", "none"):
             if self.num_processes or self.process_id != -1:
-                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
+                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT: add it, or omit them"
             return
         addresses = (
             ("coordinator", self.coordinator, "HOST:PORT, auto or none"),

@@ -38,7 +38,7 @@ def check_variables(variables: Any) -> dict[str, Any]:
         )
     for name in variables:
         if not isinstance(name, str) or name in SET_VARIABLES:
-            raise UserError(f"{short_repr(name)} is not a variable of a template that can be set: omit it")
+            raise UserError(f"{short_repr(name)} cannot be set as a variable of a template: omit it")
     try:
         json.dumps(dict(variables), allow_nan=False)
     except (TypeError, ValueError) as e:

@@ -15,7 +15,7 @@ def check_license(name: str) -> None:
     """Raise `UserError` if a license is not an identifier of the hub, such as apache-2.0; "": no license."""
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
         raise UserError(
-            f"license {short_repr(name)} is not a name of the hub: use, for example, apache-2.0, mit or other"
+            f"license {short_repr(name)} is not a license identifier of the hub: use, for example, apache-2.0, mit or other"
         )
 
 

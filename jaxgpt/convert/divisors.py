@@ -41,7 +41,7 @@ def read_divisors(values: Mapping[str, Any], divisors: np.ndarray, where: str) -
             expected = rope_divisors(2 * divisors.size, theta, Llama3Scaling(factor, original_context=context))
             if np.allclose(divisors, expected, rtol=1e-4):
                 return {"rope_factor": factor, "rope_original_context": context}
-    raise UserError(f"{where}: {ROPE_DIVISORS} is not the scaling of Llama 3: import a directory of safetensors")
+    raise UserError(f"{where}: {ROPE_DIVISORS} does not match Llama 3 scaling: import a directory of safetensors")
 
 
 def _contexts(values: Mapping[str, Any], divisors: np.ndarray, theta: float) -> list[int]:

@@ -18,7 +18,7 @@ Engine = Literal["transformers", "vLLM", "llama.cpp"]
 def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[Engine, ...]:
     """Return the programs that support an exported directory; other programs may reject it, or ignore options.
 
-    Only transformers is run by the tests. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
+    The tests run only transformers. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
     code.
     """
     if config.n_experts:

@@ -80,7 +80,7 @@ def _check_added(different: Sequence[AddedToken]) -> None:
     for token in different:
         if not token.special:
             raise UserError(
-                f"llama.cpp has no added token that matches as {_shown(token)} in tokenizer.json: export a directory"
+                f"llama.cpp cannot match the added token {_shown(token)} as tokenizer.json does: export a directory"
             )
 
 

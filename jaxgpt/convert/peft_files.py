@@ -49,7 +49,7 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     """
     modules = target_modules(config.model)
     by_module = {module.name: module.adapters(adapters) for module in modules}
-    most = max(map(len, by_module.values()))  # adapters of one module
+    most = max(map(len, by_module.values()))  # maximum number of adapters of one module
     rank = config.lora.rank * most
 
     tensors: list[Tensor] = []

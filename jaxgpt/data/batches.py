@@ -53,7 +53,9 @@ class Epochs:
         self.count = split.starts(block_size)
         if self.count < 1:
             if split.indexed:
-                raise UserError("every document has a single training id: windows need at least 2")
+                raise UserError(
+                    "every document has a single training id, but windows need at least 2: use longer documents"
+                )
             raise UserError(
                 f"block_size {block_size} needs at least {block_size + 1} training ids, but there are {len(split)}: lower it"
             )

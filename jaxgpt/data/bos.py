@@ -7,8 +7,8 @@ auto  the tokenizer decides
 yes   texts begin with the token, even if the tokenizer did not prepend it
 no    no text begins with the token
 
-A text without documents is divided into windows for training and evaluation. Each window begins with the token, as every
-prompt does.
+A text without documents is divided into windows for training and evaluation. The rule applies to each window, as to every
+prompt.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class _Probe(NamedTuple):
             return None
         before, tail = around
 
-        # A line break takes the place of the question, so that the texts before and after it are not joined to a name.
+        # Replace the question with a line break, so that the texts around it are not joined to the name of a token.
         frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
         if not before.startswith(prompt):
             return frame

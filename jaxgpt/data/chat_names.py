@@ -36,7 +36,7 @@ class NameMarker:
         """Mark the names of control tokens in a conversation.
 
         A template may join parts of names, so it is safer to also mark every character that begins a name. The safer marks
-        are used unless they change the rendered text; otherwise, only complete names are marked.
+        are used unless they change the rendered text. In that case, only complete names are marked.
 
         Raises:
             UserError: if the template joins parts of names, and the safer marks change the rendered text.

@@ -63,7 +63,7 @@ def _wider_type(values: np.ndarray) -> str:
 def _has_ids(numbers: np.ndarray) -> bool:
     """Return whether numbers `[blocks, n]` are ids of a wider type, not 16-bit ids with zeros at regular places.
 
-    A single id between zeros, such as 5, 0, 5, 0 or 5, 0, 0, 0, may also be 16-bit ids.
+    One id repeated between zeros, such as 5, 0, 5, 0 or 5, 0, 0, 0, may also be 16-bit ids, so the result is False.
     """
     row, column = np.nonzero(numbers)
     if len(row) < NONZERO:

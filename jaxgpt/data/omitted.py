@@ -10,7 +10,7 @@ from jaxgpt.data.chat_records import ChatRecord
 from jaxgpt.data.chat_template import ChatTemplate, Message
 from jaxgpt.errors import UserError
 
-OTHER = "Zq7other"  # text that no message contains, to change a message
+OTHER = "Zq7other"  # text that no message contains, appended to change a message
 
 
 def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:

@@ -44,7 +44,7 @@ class Data:
     held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, records, ids (`Tokens.fingerprint`) or val_parts' fingerprints
+    fingerprint: str  # SHA-256 of the text, records or ids; for a mixture, of the fingerprints of `val_parts`
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
     text: Text | None = None  # text before tokenization; None for token files, records and mixtures
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data

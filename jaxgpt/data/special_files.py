@@ -233,4 +233,4 @@ def _text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise UserError(f"{path} is not UTF-8 text (byte {e.start})") from None
+        raise UserError(f"{path} is not UTF-8 text (byte {e.start}): convert it to UTF-8") from None

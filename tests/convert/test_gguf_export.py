@@ -347,7 +347,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 def test_added_tokens_without_an_equivalent_are_named(flag: str, tmp_path: Path) -> None:
     value = llama_tokenizer(("<x>",))
     value["added_tokens"][-1] |= {flag: True, "special": False}
-    message = rf"llama\.cpp has no added token that matches as '<x>' \({flag}\) in tokenizer\.json"
+    message = rf"llama\.cpp cannot match the added token '<x>' \({flag}\) as tokenizer\.json does"
     with pytest.raises(UserError, match=message):
         describe_tokenizer(sentencepiece(tmp_path, added_tokens=value["added_tokens"]), V)
 

@@ -199,7 +199,7 @@ def test_divisors_of_a_different_scaling_are_rejected(tmp_path: Path, monkeypatc
     divisors = np.linspace(1, 8, 8, dtype=np.float32)
     monkeypatch.setattr("gguf_files._divisors", lambda rope, width: divisors)
     convert(source("llama-3", tmp_path), tmp_path / "m.gguf")
-    with pytest.raises(UserError, match=r"rope_freqs.weight is not the scaling of Llama 3"):
+    with pytest.raises(UserError, match=r"rope_freqs.weight does not match Llama 3 scaling"):
         open_gguf(tmp_path / "m.gguf")
 
 

@@ -196,7 +196,7 @@ def test_an_unreachable_hub_keeps_the_files(hub: type[Hub], run: Path, monkeypat
         (["out", "--public"], "--public has no effect without --push"),
         (["out", "--shard-size", "0GB"], "the size of a shard must be a number with KB, MB or GB, such as 5GB: '0GB'"),
         (["out", "--shard-size", "5"], "the size of a shard must be a number"),
-        (["out", "--license", "My License"], "license 'My License' is not a name of the hub"),
+        (["out", "--license", "My License"], "license 'My License' is not a license identifier of the hub"),
         (["out.gguf", "--push", "me/x"], "--push needs a directory"),
     ],
     ids=str,
@@ -235,6 +235,6 @@ def test_the_card_names_the_programs_that_load_the_model_and_its_limits(tmp_path
 def test_a_license_that_is_no_name_is_rejected_in_python(run: Path) -> None:
     from jaxgpt.convert.export_model import export_model
 
-    with pytest.raises(UserError, match="is not a name of the hub"):
+    with pytest.raises(UserError, match="is not a license identifier of the hub"):
         export_model(run, Path("out"), license="mine\nevil: 1")
     assert not Path("out").exists()
