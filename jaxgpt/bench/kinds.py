@@ -62,7 +62,7 @@ def _work_of(instruction: Instruction, computations: Mapping[str, Computation]) 
 
 
 def _paths(name: str, body: Computation, work: Mapping[str, _Work]) -> list[str]:
-    """Return the source paths to classify an instruction by: its own path; for a product without a path, its neighbors' paths.
+    """Return the source paths that classify an instruction: its own path; for a product without a path, its neighbors' paths.
 
     The CPU compiler splits the products of attention and drops their source paths.
     """

@@ -112,7 +112,7 @@ class _Started(NamedTuple):
 
     Attributes:
         program: the functions of the run.
-        steps: its training steps.
+        steps: training steps of the run.
         lowered: the step before compilation.
         compiled: the compiled step.
         start_seconds: time of each stage of the start.

@@ -67,7 +67,7 @@ ABSENT_IN_SECTION = (("post", OF_SAMPLING, TEMPERATURE_ONE), ("train", OF_SAMPLI
 
 
 def other_program(option: str, known: Collection[str] = ()) -> str:
-    """Return a hint for an option of another program, such as " (here: --train.remat)", or "" if it is not known.
+    """Return a hint for an option of another program, such as " (here: --train.remat)", or "" for an unknown option.
 
     Args:
         option: an option that the command does not have, such as `--train.gradient-checkpointing`.

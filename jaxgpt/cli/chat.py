@@ -124,7 +124,7 @@ def _talk(model: str, conversation: Chat, seed: int, options: Mapping[str, Any])
 
 
 def _print(pieces: Generator[Piece, None, None]) -> None:
-    """Print an answer as it is generated. Ctrl-C stops it; the conversation keeps the printed part."""
+    """Print an answer as it is generated. Ctrl-C stops the answer; the conversation keeps the printed part."""
     with stop_on_signal(notice="", signals=[signal.SIGINT]) as stop, closing(pieces):
         for piece in pieces:
             print(piece.text, end="", flush=True)

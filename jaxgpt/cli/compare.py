@@ -44,7 +44,7 @@ def compare(*runs: str, json: Json = False) -> int:
 
     recorded = read_recorded({name: open_run(Path(name)) for name in runs})
     if len(recorded) < len(runs):
-        raise UserError(f"a run is given twice: {' '.join(runs)}")
+        raise UserError(f"a run is given twice: {' '.join(runs)}; pass each run once")
     groups = seed_groups(recorded)
     return print_result(json, as_json(groups), describe(groups))
 

@@ -19,7 +19,7 @@ class SourceDescription(NamedTuple):
     Attributes:
         numbers: values for JSON.
         facts: lines, keyed by label.
-        table: text after the lines; "": none.
+        table: text after the lines; "": no table.
     """
 
     numbers: Mapping[str, Any]

@@ -111,7 +111,10 @@ def _report_config(base: Config, settings: Mapping[str, Any], is_run: bool) -> C
     config = with_settings(base, settings)
     config = replace(config, data=config.data.with_last_mixture())
     if config.post.is_rollout:
-        raise UserError(f"data report does not describe prompts, the data of post.objective {config.post.objective}")
+        raise UserError(
+            f"data report does not describe prompts, the data of post.objective {config.post.objective}: pass text, "
+            f"conversations or preference pairs"
+        )
     config = _for_pairs(config, is_run)
     if config.data.tokenizer == "ids":
         raise UserError("data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH")

@@ -59,7 +59,7 @@ class DataOptions(NamedTuple):
         return replace(config, data=data)
 
     def _needs_next_token(self, config: Config) -> bool:
-        """Return whether the objective of a run does not apply to its evaluation."""
+        """Return whether to evaluate a run with the next-token loss instead of the objective of its training."""
         if config.post.objective == "distill":  # a distilled model is compared with other models by its next-token loss
             return True
         return bool(self.path) and config.post.objective != "next-token" and not _has_examples(self.path, config)

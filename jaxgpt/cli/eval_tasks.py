@@ -97,7 +97,7 @@ def _evaluate(
 
 
 def _keep(run: Path, results: Sequence[TaskResult], conditions: Mapping[str, Any]) -> None:
-    """Keep results in a run; print a note, not an error, about results that cannot be kept: they are printed anyway."""
+    """Record results in a run. Results that cannot be recorded cause a note, not an error: they are printed anyway."""
     from jaxgpt.tasks.record import add_results
 
     unknown = [f"{result.task} {result.metric}" for result in results if not math.isfinite(result.value)]

@@ -202,5 +202,5 @@ def parse_size(size: str) -> int:
     if found:
         number = float(found[1]) * UNITS[found[2].upper()]
     if number < 1:
-        raise UserError(f"the size of a shard must be a number with KB, MB or GB, such as 5GB: {short_repr(size)}")
+        raise UserError(f"--shard-size must be a number with KB, MB or GB, such as 5GB, not {short_repr(size)}")
     return round(number)

@@ -27,7 +27,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Se
     """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
 
     The default prompt consists of the first words of a line of the validation data. For conversations, preference pairs and
-    prompts, it is the text before the first answer. `bos_ids`: beginning-of-text ids that the data record.
+    prompts, the default is the text before the first answer. `bos_ids`: beginning-of-text ids that the data record.
     """
     prompt = config.train.prompt
     if prompt == TrainConfig.prompt:

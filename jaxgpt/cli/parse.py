@@ -78,7 +78,7 @@ def _reason(error: CycloptsError) -> str:
 def _unknown_option(error: UnknownOptionError) -> str:
     """Return the message for an unknown option, with a hint.
 
-    The hints of cyclopts are not used: it compares complete names, and would suggest --train.steps for --train.dtype.
+    The hints of cyclopts are not used: they compare complete names, so --train.dtype would suggest --train.steps.
     """
     word = error.token.keyword or error.token.value
     option = word.partition("=")[0].replace("_", "-")
@@ -141,7 +141,7 @@ def make_app(words: Sequence[str]) -> App:
         usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
         parent.command(function, name=last, usage=usage)
 
-        # A list of commands shows the first line of each docstring, so it needs all functions.
+        # A list of commands shows the first line of each docstring, so the list needs all functions.
         is_listed = given in ([], group)
         if is_listed:
             _ = parent[last]  # the look-up imports the function

@@ -101,7 +101,7 @@ def find_advice(case: Case) -> Advice:
 
 
 def larger_slice(case: Case) -> str:
-    """Describe the smallest slice with enough memory for a run that fits on its slice with no option."""
+    """Describe the smallest slice with enough memory for a run, if no option makes the run fit on its own slice."""
     from jaxgpt.plan.choices import smallest_slice
 
     found = smallest_slice(case.config, case.topology, case.work)

@@ -121,7 +121,10 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
 
 
 def still_trains(run: Run, lines: Lines) -> bool:
-    """Return whether a process trains the run; if it may be on a different host, whether the metrics record no end."""
+    """Return whether a process trains the run.
+
+    If the last process was on a different host, the run trains until the last line of its metrics records an end.
+    """
     from jaxgpt.trainer.metrics import how_ended
 
     writer = has_writer(run.path)

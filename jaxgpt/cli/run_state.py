@@ -22,7 +22,7 @@ class RunProgress(NamedTuple):
     """The progress of a run, with fields in the order of the JSON object."""
 
     step: int  # steps taken
-    steps: int  # steps of the complete run; 0: it was imported or saved from Python
+    steps: int  # steps of the complete run; 0: the run was imported or saved from Python
     ended: str  # finished, stopped or failed; "": killed, or still training
     tokens: int  # tokens trained on
     seconds: float  # time spent training

@@ -182,7 +182,7 @@ def _combination(config: Config, topology: Topology, work: Work) -> Suggestion |
 
 
 def _combinations(config: Config, topology: Topology) -> Iterator[_Option]:
-    """Yield the combinations of the present or a wide mesh, and the present or another rematerialization."""
+    """Yield the combinations of the current or a wide mesh, and the current or a different rematerialization."""
     for mesh in [_Option("", config), *_wide_mesh(config, topology)]:
         yield mesh
         for remat in _remats(mesh.config, "dots", "full"):
@@ -190,7 +190,7 @@ def _combinations(config: Config, topology: Topology) -> Iterator[_Option]:
 
 
 def _wide_mesh(config: Config, topology: Topology) -> list[_Option]:
-    """Return the mesh that shards weights over a complete slice; [] if it is the present mesh, or invalid."""
+    """Return the mesh that shards weights over a complete slice; [] if this mesh is the current mesh, or invalid."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:

@@ -146,7 +146,7 @@ def block_sums(step: StepSizes) -> Iterator[Collective]:
 
     The forward pass sums the outputs of attention and MLP, and the backward pass sums the gradients of their inputs.
 
-    The outputs of experts are summed in float32; the MLP of the shared experts has its own sums.
+    The outputs of experts are summed in float32; the MLP of the shared experts has separate sums.
     """
     model = step.config.model
     times = model.n_layer * step.microbatches

@@ -10,7 +10,7 @@ from jaxgpt.plan.hlo import Computation, Instruction, root_of
 
 
 def count_executions(computations: dict[str, Computation], entry: str) -> dict[str, int]:
-    """Count the executions of each computation: its callers' executions, times the trip count of a loop.
+    """Count the executions of each computation: the executions of its callers, times the trip count if the caller is a loop.
 
     A loop with an unknown trip count counts as one iteration, and every branch of a conditional counts as executed.
     """
@@ -20,7 +20,7 @@ def count_executions(computations: dict[str, Computation], entry: str) -> dict[s
         name, n = pending.pop()
         executions[name] += n
         for instruction in computations.get(name, {}).values():
-            # An asynchronous call may name its computation again where it ends.
+            # The end of an asynchronous call may name the computation again.
             if instruction.opcode.endswith(("-update", "-done")):
                 continue
             trips = _trip_count(instruction, computations) if instruction.opcode == "while" else 1

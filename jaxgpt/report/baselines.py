@@ -73,7 +73,7 @@ class FittedNgrams(NamedTuple):
     Attributes:
         losses: losses of the uniform, unigram, bigram and trigram models in nats per token, keyed by these names.
         counted_tokens: number of trigrams that the models are fitted on.
-        evaluated_tokens: number of trigrams that they are evaluated on.
+        evaluated_tokens: number of trigrams that the models are evaluated on.
     """
 
     losses: dict[str, float]

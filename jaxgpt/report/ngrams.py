@@ -19,7 +19,9 @@ MAX_BASE = 2**21 - 1  # largest base with a cube that fits in an int64
 def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
     """Return the keys of all trigrams of consecutive ids in order, int64; raise `UserError` if `base` is too large."""
     if base > MAX_BASE:
-        raise UserError(f"the vocabulary is too large to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
+        raise UserError(
+            f"the vocabulary is too large to count trigrams: {base:,}; use a tokenizer with at most {MAX_BASE:,} ids"
+        )
     ids = ids.astype(np.int64)
     keys: np.ndarray = (ids[:-2] * base + ids[1:-1]) * base + ids[2:]
     return keys

@@ -17,7 +17,7 @@ from jaxgpt.train.muon import muon
 
 
 class Hyperparameters(NamedTuple):
-    """Hyperparameters in `config.optim` that are arguments of the step: configs that differ only in them share a program.
+    """Hyperparameters in `config.optim` that are arguments of the step: a change of their values needs no compilation.
 
     Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
     every moment.
@@ -232,7 +232,7 @@ def _signs(updates: Any, _: Any) -> Any:
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation to each layer of stacked weights (`train.scan_layers`) separately.
 
-    Transformations that reduce over a complete weight, such as Adafactor, need this. Otherwise, they would reduce a
+    Transformations that reduce over a complete weight, such as Adafactor, need this function. Otherwise, they would reduce a
     stacked leaf over all layers. The state is stacked as well.
     """
 

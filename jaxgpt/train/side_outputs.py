@@ -52,7 +52,7 @@ def side_sums(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]
 def side_means(sides: SideOutputs, targets_BT: jax.Array) -> dict[str, jax.Array]:
     """Compute the means of side outputs over the counted targets of each row: at least float32, `[B]` or `[B, ...]`.
 
-    The means of a row without counted targets are 0. Use this in objectives that count rows, such as answers, instead of
+    The means of a row without counted targets are 0. Use means in objectives that count rows, such as answers, instead of
     tokens. Arguments as for `side_sums`.
     """
     count_B = jnp.maximum((targets_BT >= 0).sum(-1, dtype=jnp.float32), 1)

@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
         params: trained parameters (weights or adapters), float32.
         opt_state: state of the optax optimizer.
         ema: exponential moving average (EMA) of `params`, or None.
-        skip: running statistics that decide whether an update is skipped; None: apply every update, even if it is not finite.
+        skip: running statistics that decide whether an update is skipped; None: apply every update, even non-finite ones.
     """
 
     step: jax.Array
@@ -82,7 +82,7 @@ def gradient_sums(
     """
 
     def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        # If rows are sharded over devices, the compiler adds this sum and the gradients over the devices.
+        # If rows are sharded over devices, the compiler all-reduces this sum and the gradients.
         rows = RowSums(*objective(params, batch, key, frozen))
         sums = jax.tree.map(lambda x: x.sum(0), rows)
         return sums.minimized, Sums(sums.loss_B, sums.count_B, sums.others)
@@ -167,9 +167,11 @@ def apply_gradients(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Update the state with the results of `mean_gradients`. Arguments, results and errors as for `train_step`."""
     if bool(ema_decay) != (state.ema is not None):
-        raise ValueError(f"ema_decay {ema_decay:g} does not match the state: set ema of init_state")
+        raise ValueError(
+            f"ema_decay {ema_decay:g} does not match the state: pass ema=True to init_state if ema_decay is above 0"
+        )
     if spike_factor and state.skip is None:
-        raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: set skip of init_state")
+        raise ValueError(f"spike_factor {spike_factor:g} needs a state with statistics: pass skip=True to init_state")
 
     squares = squared_norms(grads)
     metrics = {**metrics, "grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}

@@ -87,8 +87,8 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
 def _module(path: str, modules: Mapping[str, Any]) -> str:
     """Return the path of the module in `modules` that owns a weight or adapter, or "" if no module does.
 
-    A stacked weight, `h/...`, belongs to the first layer, and adapters that share A, such as
-    `h_0/attn/q_proj+v_proj/b/v_proj`, to the first of their matrices.
+    A stacked weight, `h/...`, belongs to the first layer. Adapters that share A, such as `h_0/attn/q_proj+v_proj/b/v_proj`,
+    belong to the first of their matrices.
     """
     if path.startswith(f"{STACKED}/"):
         path = layer_name(0) + path.removeprefix(STACKED)

@@ -30,7 +30,7 @@ class Feed(ABC):
         reads_state: whether `at` reads the state, as for rollouts. If so, batches are not prefetched, and every call takes
             exactly `train.steps_per_call` steps, because all its batches may depend on the state before the call.
         interrupted: whether a signal has interrupted the work of the feed before the first step, equal in all processes; the
-            run then stops before it takes a step.
+            run then takes no step.
     """
 
     spec: Any
@@ -47,7 +47,7 @@ class FeedOfSettings(ABC):
 
     @abstractmethod
     def __call__(self, program: Program, data: Data, last: Info | None) -> Feed:
-        """Make the feed of a run; `last` is the checkpoint that it resumes from."""
+        """Make the feed of a run; `last` is the checkpoint that the run resumes from, or None."""
 
 
 class DataFeed(Feed):
@@ -70,7 +70,7 @@ def batches_of(
 ) -> Iterator[Iterator[tuple[range, Ready]]]:
     """Yield an iterator of the calls and their batches, which are prepared in a thread unless they read the state.
 
-    `wait` waits for the batches of a call, but may return earlier; the batches then block when they are used.
+    `wait` waits for the batches of a call, but may return earlier; the first use of the batches then blocks.
     """
 
     def put(steps: range, state: TrainState | None = None) -> Any:

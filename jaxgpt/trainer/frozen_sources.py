@@ -1,6 +1,6 @@
 """Frozen arrays of a run: the base of adapters, and arrays that the objective reads, such as a reference model.
 
-They are opened before the program is built, so that processes can compare them, and are read onto its devices by `build`.
+The arrays are opened before the program is built, so that processes can compare them; `build` reads them onto the devices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FrozenWeights:
 
     @property
     def argument(self) -> Any:
-        """The argument of `build`: this function, which `build` calls with the devices."""
+        """The argument `frozen` of `build`: this function, which `build` calls with the `Place` of the program."""
         return self
 
     def __call__(self, place: Place) -> Any:
@@ -77,14 +77,14 @@ class FrozenArrays(NamedTuple):
 
     @property
     def argument(self) -> Any:
-        """The argument of `build`: the arrays."""
+        """The argument `frozen` of `build`: the arrays."""
         return self.arrays
 
 
 def open_adapter_base(start: Start, owner: Run | None) -> FrozenWeights | None:
     """Open the base of adapters without reading it; None: random weights.
 
-    `owner` is the run that was trained with this base, to resume or to start from; None: a new run.
+    `owner` was trained with this base: the resumed run, or the run to start from; None: a new run.
     """
     config = start.config
     if not config.init_from:

@@ -78,7 +78,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         opened_run(start, program, data, resumed_from, about, listener.note) as run,
         guarded(run, program, listener) as monitor,
     ):
-        # State, while the step is compiled. The settings of the run are replaced only after they could be compiled and saved.
+        # State, while the step is compiled. A resumed run keeps its settings on disk until the step has been compiled.
         listeners = Listeners(monitor, listener)
         listeners.started(program, data, run, first_step)
         monitor.stage("preparing batches")

@@ -99,7 +99,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of a metrics file; None: it is truncated or damaged."""
+    """Parse a line of a metrics file; None: the line is truncated or damaged."""
     try:
         value = parse_json(line, "metrics.jsonl")
     except UserError:
@@ -113,7 +113,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def how_ended(lines: Sequence[Mapping[str, Any]], steps: int) -> str:
-    """Return how the last process of a run ended: finished, stopped or failed; "": it was killed, or still trains.
+    """Return how the last process of a run ended: finished, stopped or failed; "": the process was killed, or still trains.
 
     Earlier versions wrote no line at the end: their runs have finished if the model was evaluated after the last of `steps`.
     """

@@ -1,6 +1,6 @@
 """Mixtures of a resumed run: append a new mixture to the schedule, and describe its sources.
 
-The schedule in `data.mix` makes a batch a function of (seed, step): the position in each source follows from it.
+The schedule in `data.mix` makes a batch a function of (seed, step): the position in each source follows from the schedule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxgpt.mix import Phase, has_starts, join_phases, same_shares
 def with_mixtures(config: Config, last: Info | None) -> Config:
     """Return the settings of a resumed run: a new `data.mix` begins at the checkpoint, after the earlier mixtures.
 
-    A `data.mix` with `@TOKENS` replaces the whole schedule, and may differ from it only after the checkpoint.
+    A `data.mix` with `@TOKENS` replaces the whole schedule, and must equal the earlier schedule up to the checkpoint.
 
     Raises:
         UserError: if the mixtures before the checkpoint differ.
@@ -29,7 +29,7 @@ def with_mixtures(config: Config, last: Info | None) -> Config:
     past = _begun(old, last.tokens)
     data = replace(new, dataset=old.dataset, path=old.path, mix=old.mix)
 
-    # A mixture without @TOKENS begins here, unless it equals the current mixture.
+    # A mixture without @TOKENS begins at the checkpoint, unless it equals the current mixture.
     if not has_starts(new.mix):
         phases = past
         if not same_shares(old.weights(past[-1]), new.weights(new.phases[0])):

@@ -135,7 +135,7 @@ class Program:
         return put(self.mesh, [batch], self.padded_rows(rows_of(batch)))
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
-        """Put 1 to `train.steps_per_call` batches for one call of `step` on their devices."""
+        """Put 1 to `train.steps_per_call` batches on the devices, for one call of `step`."""
         train = self.config.train
         most = train.steps_per_call
         if not 0 < len(batches) <= most:

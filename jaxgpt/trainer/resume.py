@@ -43,7 +43,7 @@ def _may_change(name: str, old: Config, new: Config) -> bool:
             return _may_continue(old.data, new.data)
         case "optim.ema_decay":  # a state with an EMA keeps it; a state without an EMA cannot start one
             return bool(old.optim.ema_decay and new.optim.ema_decay)
-        case "train.batch_size" | "train.steps_per_call":  # the number of answers in a rollout depends on these
+        case "train.batch_size" | "train.steps_per_call":  # these determine the number of answers in a rollout
             return not old.post.is_rollout
     return not name.startswith(KEPT)
 

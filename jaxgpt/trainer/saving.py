@@ -201,7 +201,7 @@ class Checkpoints:
         self.record.tolerate_listener()  # the error may be the listener's
         try:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-                raise RuntimeError("its arrays have been deleted")
+                raise RuntimeError("the arrays of the state have been deleted")
             jax.block_until_ready(state)  # error if the step has failed on the device
             self._save_last(state)
             on_leader(lambda: None)  # wait until process 0 has completed the checkpoint

@@ -112,7 +112,7 @@ def _check_resumable(run: Run) -> None:
 
 
 def _check_out(start: Start) -> None:
-    """Check that a new run can be created, and would not delete the weights that it starts from."""
+    """Check that a new run can be created, and that creating it does not delete its initial weights."""
     if not start.out:
         return  # a new directory
     out = Path(start.out)

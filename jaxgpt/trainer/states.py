@@ -33,7 +33,7 @@ class Fresh(NamedTuple):
 
     Attributes:
         weights: weights of the model.
-        trained: parameters to train: the weights, or adapters of them.
+        trained: parameters to train: the weights, or adapters for the weights.
         state: initial state; only arrays of the optimizer may be in boxes.
     """
 
@@ -108,7 +108,7 @@ def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: An
 
 
 def stacked(config: Config, tree: T) -> T:
-    """Stack the layers of weights or of a state, if training uses them stacked."""
+    """Stack the layers of weights or of a state with `train.scan_layers`; otherwise, return the tree unchanged."""
     return stack_layers(tree) if config.train.scan_layers else tree
 
 

@@ -26,7 +26,7 @@ from jaxgpt.train.loss import next_token_loss, token_losses
 from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
-MARGIN = 1e-5  # rounding may change the choice of a token if its last chosen and its next score are closer than this
+MARGIN = 1e-5  # if the scores of a token's last chosen and next expert differ by less, rounding may change the choice
 
 
 def routed(s: Subject) -> float:

@@ -194,8 +194,8 @@ def test_an_unreachable_hub_keeps_the_files(hub: type[Hub], run: Path, monkeypat
     [
         (["out", "--push", "model"], "'model' is not a repository of the hub: use OWNER/NAME"),
         (["out", "--public"], "--public has no effect without --push"),
-        (["out", "--shard-size", "0GB"], "the size of a shard must be a number with KB, MB or GB, such as 5GB: '0GB'"),
-        (["out", "--shard-size", "5"], "the size of a shard must be a number"),
+        (["out", "--shard-size", "0GB"], "--shard-size must be a number with KB, MB or GB, such as 5GB, not '0GB'"),
+        (["out", "--shard-size", "5"], "--shard-size must be a number"),
         (["out", "--license", "My License"], "license 'My License' is not a license identifier of the hub"),
         (["out.gguf", "--push", "me/x"], "--push needs a directory"),
     ],

@@ -353,7 +353,7 @@ def test_the_command_includes_the_error_over_windows() -> None:
 def test_a_run_that_is_given_twice_is_one_line() -> None:
     write_run("a", 1, 1.0)
     result = jaxgpt("compare", "a", "a")
-    assert (result.code, result.err) == (2, "jaxgpt: a run is given twice: a a\n")
+    assert (result.code, result.err) == (2, "jaxgpt: a run is given twice: a a; pass each run once\n")
 
 
 def test_one_group_has_a_mean() -> None:

@@ -337,7 +337,7 @@ def test_an_evaluator_that_deletes_the_weights_keeps_the_last_checkpoint() -> No
     Path("text.txt").write_text(TEXT)
     with pytest.raises(Bug, match="mine") as error:
         train(Start(small_run(checkpoint_every=3), "out", evaluators=(destroy,)), Silent())
-    assert error.value.__notes__ == ["jaxgpt: step 4 could not be saved: its arrays have been deleted"]
+    assert error.value.__notes__ == ["jaxgpt: step 4 could not be saved: the arrays of the state have been deleted"]
     assert list(checkpoints(Path("out/checkpoints"))) == [3]
 
 
