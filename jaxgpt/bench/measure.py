@@ -87,7 +87,7 @@ def _step_results(run: _Started, times: list[float], token_flops: int, peak: flo
     """Return the results of the measured training steps.
 
     Args:
-        run: the run after these steps.
+        run: the run after the measured steps.
         times: seconds of a step in each call.
         token_flops: FLOPs of training on one token.
         peak: measured FLOP/s of all devices together.

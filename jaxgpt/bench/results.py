@@ -23,7 +23,7 @@ class StepResults(TypedDict):
     tokens: int  # tokens of a step
     tokens_per_second: float
     mfu: float
-    temporary_bytes: int  # memory of the compiled step besides its arguments and results
+    temporary_bytes: int  # memory of the compiled step, excluding its arguments and results
 
 
 class PeakRates(TypedDict):

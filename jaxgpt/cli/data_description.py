@@ -88,7 +88,7 @@ def _count(total: int | None, duplicates: int | None) -> str:
 
 
 def _baselines(results: TextDescription) -> str:
-    """Format the table of baselines, and the tokens that they are computed from."""
+    """Format the table of baselines, and the number of tokens behind the baselines."""
     rows = [["baseline", "nats per token", "bits per byte"]]
     for name, row in results["baselines"].items():
         label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name

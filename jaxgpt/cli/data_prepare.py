@@ -53,7 +53,7 @@ def data_prepare(
 
 
 def _facts(index: Index) -> dict[str, str | list[str]]:
-    """Return the lines about an index, keyed by label; a line is empty if it does not apply."""
+    """Return the lines about an index, keyed by label; lines that do not apply are empty."""
     splits = index["splits"]
     dropped = index["dropped"]
     repeated = dropped["repeated"]

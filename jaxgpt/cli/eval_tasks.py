@@ -36,7 +36,7 @@ class TaskOptions(NamedTuple):
 
 
 def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions, json: bool) -> int:
-    """Evaluate a run on tasks, print the results and keep them in the run."""
+    """Evaluate a run on tasks, print the results and record them in the run's tasks.json."""
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.provenance import versions
     from jaxgpt.tasks.load import harness_version

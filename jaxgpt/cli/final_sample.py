@@ -72,7 +72,7 @@ def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 
 def final_sample(program: Program, tokenizer: Tokenizer, params: Any, ids: list[int]) -> str:
-    """Return a prompt followed by a sample that continues it."""
+    """Return the text of a prompt and its sampled continuation."""
     config = program.config
     lm = one_copy(LM(config, params, tokenizer))
     tokens = config.train.sample_tokens

@@ -66,7 +66,7 @@ def rollout_title(case: Case) -> str:
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step") -> str:
-    """Format the per-device cost of a step, or another unit of work, and the time of `steps` steps; 0: omit the time."""
+    """Format the per-device cost of a step, or of a different unit of work, and the time of `steps` steps (0: omit it)."""
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {_verdict(cost)}"
     if cost.out_of_memory:

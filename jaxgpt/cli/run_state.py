@@ -34,7 +34,7 @@ class SavedStep(NamedTuple):
     Attributes:
         step: steps taken.
         val_loss: value that ranks the checkpoint, by default its validation loss; None: not evaluated.
-        ranking: name of the evaluator that computed `val_loss`, if it was given in Python; "": the settings determine it.
+        ranking: name of the evaluator that computed `val_loss`, if given in Python; "": the settings determine the evaluator.
     """
 
     step: int

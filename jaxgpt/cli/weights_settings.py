@@ -16,7 +16,7 @@ from jaxgpt.strict_json import parse_json
 
 # Settings of the model that the weights do not determine; a run may change them with --init-from.
 SIZES = ("dropout", "block_size")
-# Further such settings, which affect positions and windows. Unless the user sets them, they come from the run of the weights.
+# Settings of positions and windows that the weights do not determine. By default, they come from the run of the weights.
 OF_POSITIONS = (
     "sliding_window",
     "rope_theta",

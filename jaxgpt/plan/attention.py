@@ -30,7 +30,7 @@ class KeyExchange(NamedTuple):
     Attributes:
         kind: gathered, ring, or halo (all layers have a halo); "": no kernel divides positions.
         halo_layers: number of layers in which a device receives only the keys before its tokens, its halo; the other layers
-            are gathered or use a ring.
+            gather the keys or use a ring.
         halo: number of keys in the halos of a device.
     """
 

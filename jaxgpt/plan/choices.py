@@ -23,7 +23,7 @@ LEAST_POSITIONS = 4096  # positions per device along context; shorter windows ar
 
 
 class MeshChoice(NamedTuple):
-    """A mesh and the estimated cost of a step on it."""
+    """A mesh, and the estimated cost of a step on the mesh."""
 
     mesh: MeshConfig
     cost: StepCost

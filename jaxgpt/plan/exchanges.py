@@ -28,7 +28,7 @@ class StepSizes(NamedTuple):
     key_exchange: KeyExchange
     logit_chunks: int  # chunks of the logits of a microbatch (train.loss_chunk)
     reference: ModelConfig | None  # architecture of the frozen weights that the objective reads; None: no such weights
-    reference_weights: float  # elements of these weights, gathered along fsdp
+    reference_weights: float  # elements of the weights of `reference`, gathered along fsdp
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from jaxgpt.plan.hlo import Computation, Instruction, root_of
 
 
 def count_executions(computations: dict[str, Computation], entry: str) -> dict[str, int]:
-    """Count the executions of each computation: the executions of its callers, times the trip count if the caller is a loop.
+    """Count the executions of each computation: the sum over its calls, times the trip count for calls by a loop.
 
     A loop with an unknown trip count counts as one iteration, and every branch of a conditional counts as executed.
     """

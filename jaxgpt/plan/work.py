@@ -19,7 +19,7 @@ class Answers(NamedTuple):
     rows: int  # number of answers
     tokens: int  # maximum number of tokens of an answer
     steps: int  # optimizer steps of a rollout
-    checked: int  # answers whose probabilities are computed as in training, to check the sampler
+    checked: int  # number of answers with probabilities computed as in training, to check the sampler
 
 
 class Work(NamedTuple):

@@ -51,7 +51,7 @@ class TextDescription(TypedDict):
 def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
     """Describe data that is not a mixture.
 
-    Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens. They are evaluated on at most
+    Reads all ids several times. N-gram models are fitted on at most `COUNTED` training tokens, and evaluated on at most
     `EVALUATED` held-out tokens or, if no tokens are held out, on training tokens.
 
     Args:

@@ -18,7 +18,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.report.hashes import Grams, HashSet, blocks
 
-SEARCHED = 1 << 18  # minimum number of ids to search at a time: their hashes fit in the CPU's cache
+SEARCHED = 1 << 18  # minimum number of ids to search at a time; the hashes of these ids fit in the CPU's cache
 CONTEXT = 40  # maximum number of tokens to show before and after a span
 PIECES = 8  # number of pieces of the validation text, for comparison
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 class Memorized:
     """The longest span of a sample that occurs in the training data."""
 
-    tokens: int  # length of the span in tokens; 0 if no token of the sample occurs
+    tokens: int  # length of the span in tokens; 0: no token of the sample occurs
     of: int  # length of the sample in tokens
     characters: int = 0  # length of the span in characters
     text: str = ""  # text of the span

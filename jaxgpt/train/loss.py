@@ -228,12 +228,12 @@ def chunked(
     device computes an equal share of every chunk.
     """
     B, T, D = x_BTD.shape
-    P = math.gcd(shards("length"), T)  # parts of a row on different devices
-    S = T // P  # positions of a part
+    P = math.gcd(shards("length"), T)  # number of shards of a row
+    S = T // P  # positions of a shard
     chunk = min(math.ceil(chunk / P), S)
     fill = -S % chunk
 
-    # Cut each part into n chunks of c positions, and join the chunks of all parts.
+    # Split each shard into n chunks of c positions, and join the chunks of all shards.
     x_BPSD = jnp.pad(x_BTD.reshape(B, P, S, D), ((0, 0), (0, 0), (0, fill), (0, 0)))
     x_nBPcD = jnp.moveaxis(x_BPSD.reshape(B, P, -1, chunk, D), 2, 0)
     x_nBcD = x_nBPcD.reshape(-1, B, P * chunk, D)

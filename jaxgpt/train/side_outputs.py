@@ -11,7 +11,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.model.gpt import SideOutputs
 
-# Side outputs that are always 0, because only their gradient matters: they are not metrics.
+# Side outputs that are always 0, because only their gradient matters. They are not metrics.
 WITHOUT_VALUE = ("router_bias",)
 
 

@@ -71,7 +71,7 @@ def should_apply(
 
     seen = statistics.seen + finite
     weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # no float64 under x64
-    # A spike is finite, so it also moves the means, but only by its clipped value.
+    # A spike is finite, so it also updates the means, but only with its clipped value.
     means = jnp.where(finite, means + (clipped - means) * weight, means)
 
     new = SkipStatistics(

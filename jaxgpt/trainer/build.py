@@ -130,7 +130,7 @@ def build(
             f"objective"
         )
 
-    # The mesh, and settings that do not fit it.
+    # The mesh. Reject settings that do not fit the mesh.
     set_quick_flag()  # before JAX's first use of a device
     sizes, mesh_note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)

@@ -38,7 +38,7 @@ class ValidationLoss:
         return "loss" if self.split is None else "loss on a split given in Python"
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
-        """Compute the loss."""
+        """Return the loss of `params` on the split, or None if interrupted."""
         split = self.split
         if split is None:
             assert watch.data is not None, "the data of the run"

@@ -60,7 +60,7 @@ def name_of(value: Any) -> str:
 
 
 def ranking_of(evaluator: Evaluator, config: Config) -> str:
-    """Return the name of a first evaluator that is given in Python, or "" if the settings determine the ranking."""
+    """Return the name that checkpoints record for a run's first evaluator, or "" if the settings determine the ranking."""
     if not isinstance(evaluator, NamedRanking):
         return name_of(evaluator)
     default = "reward" if config.post.has_rewards else "loss"
@@ -72,7 +72,7 @@ def check_given(run: Run, last: Info, given: Mapping[str, str], has_evaluators: 
 
     Args:
         run: the resumed run.
-        last: the checkpoint that it resumes from.
+        last: the checkpoint that the run resumes from.
         given: names of the parts of the resumed run that are given in Python.
         has_evaluators: whether evaluators are given in Python, including evaluators with the ranking of the settings.
 

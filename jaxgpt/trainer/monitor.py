@@ -40,7 +40,7 @@ TIMEOUTS = Timeouts()
 class Status(NamedTuple):
     """The activity that a process publishes."""
 
-    step: int  # steps whose metrics it has read
+    step: int  # number of steps whose metrics the process has read
     activity: str
 
 

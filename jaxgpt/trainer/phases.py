@@ -71,7 +71,7 @@ def changed_sources(data: DataConfig, last: Info) -> str:
 
 
 def changed_data(run: Run, change: str) -> UserError:
-    """Return the error for a run whose data have changed since its checkpoint; `change` describes how."""
+    """Return the error for changed data of a run; `change`: description of the change since the checkpoint."""
     return UserError(
         f"{change}; restore it, add the new data as a source of --data.mix, or start a new run: {new_run_command(run)} "
         f"(with --keep-optimizer: from its optimizer state)"

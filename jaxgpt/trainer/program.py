@@ -70,7 +70,7 @@ class Program:
         frozen: argument of the objective, on the devices; with adapters, their base, or `FrozenParts`. None: the devices are
             absent, and programs are only lowered.
         note: advice about mesh, kernels and settings for the user, or "".
-        given: names of the parts that are given in Python, keyed by part: a resumed run needs them.
+        given: names of the parts that are given in Python, keyed by part; a resumed run must receive these parts again.
     """
 
     config: Config

@@ -1,4 +1,4 @@
-"""The data of a run: checked before weights are read, opened at a checkpoint, and the settings that follow from them."""
+"""The data of a run: checked before weights are read, opened at a checkpoint, and the settings that depend on the data."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Checkpoints:
         """Save the state of the last complete step after an error, and add the result to the notes of the error.
 
         Nothing is saved if the run has diverged, the state was donated to the failed step, or a checkpoint cannot be written.
-        A checkpoint needs all processes, so an error of this process alone saves nothing.
+        A checkpoint needs all processes, so after an error of this process alone, nothing is saved.
         """
         step = self.record.step
         is_of_this_process = process_count() > 1 and not isinstance(error, SharedError)

@@ -107,7 +107,7 @@ class _RouterLosses(NamedTuple):
     Attributes:
         balance: balance loss.
         z: z-loss.
-        bias: sum of the biases times the load errors, so that its gradient by the biases is the load errors.
+        bias: sum of the biases times the load errors, so that its gradient with respect to the biases is the load errors.
     """
 
     balance: jax.Array
