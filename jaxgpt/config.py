@@ -159,7 +159,7 @@ class Config(Section):
             yield "optim.spike_factor does not apply to rollouts, because their loss may be negative: set it to 0"
 
     def _check_rollout_steps(self) -> Iterator[str]:
-        """Yield the errors of numbers of steps: each call of the step takes the answers of one rollout."""
+        """Yield the errors of step counts: each jitted call trains on the answers of one rollout."""
         train = self.train
         steps = train.steps_per_call
         if steps % self.post.rollout_epochs:

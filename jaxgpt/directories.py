@@ -15,7 +15,7 @@ PREPARED = "jaxgpt token shards"  # prefix of the field `kind` of the index, in 
 # Drafts in the directory of a run, see checkpoint/replacement.py.
 NEW = ".new"
 REPLACED = ".replaced"
-# Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
+# Files of a run. A replacement moves config.json out first and in last: a directory with config.json has a complete run.
 RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
 # Files of a tokenizer next to its tokenizer.json.
 GENERATION_CONFIG = "generation_config.json"

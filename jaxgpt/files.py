@@ -1,4 +1,4 @@
-"""Read and download files, with limits of size and one-line errors."""
+"""Read and download files, with size limits and one-line errors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory o
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 LOG = re.compile(r".*\.log|nohup\.out|slurm-.*\.(out|err)", re.IGNORECASE)  # names of logs, which grow during a run
 HEAD = 1 << 16  # bytes of a JSON file that show its layout
-# Matches the beginning of an array of objects, or an object in one line: the line ends with a brace, or after these bytes.
+# Beginning of an array of objects, or an object in one line, which ends with a brace or has no line break in `HEAD` bytes.
 _RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
 
 

@@ -37,7 +37,7 @@ def split_phases(words: Sequence[str]) -> list[Phase]:
     """Split the words of `data.mix` into mixtures; without words, a single phase without words.
 
     Raises:
-        UserError: if a word `@TOKENS` is not above the previous number of tokens, or begins no mixture.
+        UserError: if a word `@TOKENS` is malformed or not above the previous one, or no mixture follows.
     """
     starts = [0]
     groups: list[list[str]] = [[]]

@@ -74,7 +74,7 @@ class BeamParams(Section):
     )
 
     def converted(self) -> Mapping[str, Any]:
-        """Return `early_stopping` as a bool if it is a word for a bool, as on the command line."""
+        """Return `early_stopping` as a bool if it is the word true or false, as on the command line."""
         words = {"true": True, "false": False}
         return {"early_stopping": words.get(str(self.early_stopping).lower(), self.early_stopping)}
 

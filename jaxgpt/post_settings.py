@@ -155,7 +155,7 @@ class PostConfig(Section):
 
     @property
     def is_rollout(self) -> bool:
-        """Whether the data are prompts without answers, which the trained model generates."""
+        """Whether the data are prompts, and the trained model generates the answers."""
         return self.objective in ROLLOUTS
 
     @property

@@ -10,7 +10,7 @@ class Progress:
     """The progress of long work.
 
     The work calls `stage` when a stage starts, and the object itself when more of the stage is done. A thread can display
-    the object: `str` formats it. A subclass can pass the calls on.
+    the object: `str` formats it. A subclass can forward the calls.
     """
 
     def __init__(self, name: str = "") -> None:

@@ -4,8 +4,8 @@ A single reward is its name. Several rewards are a `NAME=WEIGHT` each, and are a
 
     exact=1 json=0.2 my/rewards.py:brief=0.5
 
-A name is a built-in reward, such as `exact`, with or without an argument (`exact:FIELD`), or `FILE.py:FUNCTION`, the code of a
-user.
+A name is a built-in reward, such as `exact`, with or without an argument (`exact:FIELD`), or `FILE.py:FUNCTION`, a function in
+a user's file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def is_own_code(name: str) -> bool:
 
 
 def shown_reward(word: str) -> str:
-    """Return a word of `post.reward` for display: NAME or NAME=WEIGHT, with FILE.py without its directory."""
+    """Return a word of `post.reward` for display: NAME or NAME=WEIGHT, without the directory of FILE.py."""
     file, _, function = word.rpartition(":")
     if not file.endswith(".py"):
         return word

@@ -15,7 +15,7 @@ _SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
 def parse_json(data: bytes | str, where: str) -> Any:
     """Parse JSON strictly: raise a `UserError` that begins with `where` for invalid or ambiguous text.
 
-    Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
+    Rejects duplicate keys, NaN and Infinity, numbers beyond float64, unpaired surrogates, a byte-order mark, and nesting deeper
     than Python's stack. Integers of 19 characters or more become floats.
     """
     try:

@@ -30,7 +30,7 @@ def read_divisors(values: Mapping[str, Any], divisors: np.ndarray, where: str) -
         where: path of the file, for errors.
 
     Raises:
-        UserError: for the divisors of a different scaling.
+        UserError: if the divisors come from a different scaling.
     """
     theta = values.get("rope.freq_base", 10_000.0)
     has_base = type(theta) is float and theta > 0

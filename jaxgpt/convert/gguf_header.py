@@ -1,4 +1,4 @@
-"""Headers of GGUF files: metadata and the places of the tensors, of one file or of all parts of a split file.
+"""Headers of GGUF files: metadata and tensor locations, in one file or in all parts of a split file.
 
 The gguf package of llama.cpp reads the header. Format: ggml-org/ggml, docs/gguf.md.
 """

@@ -1,4 +1,4 @@
-"""Special tokens and chat templates in the metadata of a GGUF file, in both directions."""
+"""Read and write special tokens and chat templates in the metadata of a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config of a model in llama.cpp metadata, in both directions, derived from the transformers families."""
+"""Convert model configs to and from llama.cpp metadata, with rules derived from the transformers families."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgpt.ops.rotary import Llama3Scaling
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting
+FACTS = (HEAD, OUTPUT_BIAS, QUERY_BIAS, ROPE_DIVISORS)  # tensors that show a setting by their presence
 
 
 def config_from_metadata(

@@ -106,7 +106,7 @@ def _read_biases(options: Options) -> dict[str, Any]:
 
 
 def _read_rope(architecture: Architecture, options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the base, the rotated channels, and linear scaling or the scaling that the divisors show."""
+    """Read the base, the rotated channels, and linear scaling or the scaling that the divisors represent."""
     settings: dict[str, Any] = {"rope_theta": options.read("rope.freq_base", 10_000.0)}
 
     # Rotated channels.
@@ -136,7 +136,7 @@ def _read_rope(architecture: Architecture, options: Options, config: ModelConfig
 
 
 def _write_rope(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
-    """Return the metadata of RoPE, and the settings of the scaling that divisors show."""
+    """Return the metadata of RoPE, and the settings of the scaling that divisors represent."""
     values: dict[str, Any] = {"rope.freq_base": config.rope_theta, "rope.dimension_count": config.rotary_width}
     if config.rope_factor == 1.0:
         return values

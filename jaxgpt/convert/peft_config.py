@@ -1,4 +1,4 @@
-"""adapter_config.json of a PEFT adapter, in both directions."""
+"""Read and write adapter_config.json of a PEFT adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a PEFT adapter: adapter_config.json and adapter_model.safetensors, in both directions.
+"""Read and write the files of a PEFT adapter: adapter_config.json and adapter_model.safetensors.
 
 PEFT names an adapter after the transformers module that it changes, so the model family's table of tensors also maps adapters.
 `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused `c_attn`

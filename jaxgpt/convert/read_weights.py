@@ -71,7 +71,7 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
     """Map names without `form.prefix` to the names in the files; omit other models of a wrapper.
 
     Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
-    (compiled), `language_model.model.layers.0` (in a multimodal model). The token embedding shows the prefix.
+    (compiled), `language_model.model.layers.0` (in a multimodal model). The name of the token embedding shows the prefix.
     """
     embedding = form.tied.removeprefix(form.prefix)
     prefixes = [name.removesuffix(embedding) for name in weights.tensors if f".{name}".endswith(f".{embedding}")]
@@ -100,7 +100,7 @@ def read_leaves(model: StoredModel) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _iterate_leaves(model: StoredModel, names: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the path and values of each weight; `names`: from names in the table to names in the files."""
+    """Yield the path and values of each weight; `names`: map from names in the table to names in the files."""
 
     def read(row: TensorRow) -> np.ndarray:
         return model.weights.read(names[row.name])

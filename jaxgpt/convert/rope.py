@@ -68,11 +68,11 @@ def _read_llama3(options: Options, block_size: int) -> dict[str, Any]:
 
 
 def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, Any]:
-    """Read the options of YaRN; a factor of 1 without a factor of attention has no effect."""
+    """Read the options of YaRN; a factor of 1 without an attention factor has no effect."""
     options.skip("finetuned")  # whether the weights were trained with the scaling; does not change the logits
     options.only("truncate", True)  # the bounds of the ramp are rounded to whole channels
 
-    # The factor of attention, or the two numbers of DeepSeek that define it.
+    # The attention factor, or DeepSeek's two numbers that define it.
     attention = options.read("attention_factor", 0.0)
     numerator = options.read("mscale", 0.0)
     denominator = options.read("mscale_all_dim", 0.0)

@@ -29,7 +29,8 @@ OF_MODELS = (SINGLE, INDEX, "model-*-of-*.safetensors", "pytorch_model.bin*", "p
 def replaced_files(is_adapter: bool) -> tuple[str, ...]:
     """Return glob patterns of the files that the upload of a model or adapter replaces.
 
-    An adapter is uploaded next to a model of the repository. A model replaces an adapter, which would change the model.
+    An adapter does not replace a model in the repository. A model replaces an adapter, because the adapter would change the
+    model.
     """
     if is_adapter:
         return (*OF_TOKENIZERS, *OF_ADAPTERS)

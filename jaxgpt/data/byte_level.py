@@ -13,7 +13,7 @@ def _byte_vocab() -> dict[str, int]:
     return {characters[byte]: byte for byte in range(256)}
 
 
-BYTE_VOCAB = _byte_vocab()  # GPT-2's character for each byte: the value of the byte
+BYTE_VOCAB = _byte_vocab()  # map from GPT-2's character for a byte to the value of the byte
 
 
 def byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
@@ -30,5 +30,5 @@ def byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
 def text_with_byte_names(data: bytes) -> str:
     """Return the text of UTF-8 bytes, with a name such as `<0xC3>` for each byte of an incomplete character."""
     text = data.decode("utf-8", "surrogateescape")
-    # An incomplete byte is a surrogate from U+DC80 to U+DCFF, which no UTF-8 contains.
+    # A byte of an incomplete character became a surrogate, U+DC80 to U+DCFF, which UTF-8 text cannot contain.
     return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)

@@ -135,8 +135,8 @@ class _Probe(NamedTuple):
     def is_generated(self, added: str, prompt: str) -> bool:
         """Return whether the model must generate a text that the template adds to the last answer.
 
-        It must if earlier answers also have the text, or do not follow the prompt. In the second case, the text may continue
-        the prompt, for example end a think block.
+        This is the case if earlier answers also have the text, or do not follow the prompt. In the second case, the text may
+        continue the prompt, for example end a think block.
         """
         try:
             one = self.rendered(self.with_thought(ANSWER), QUESTION)

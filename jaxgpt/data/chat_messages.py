@@ -13,7 +13,7 @@ from jaxgpt.data.chat_template import for_templates
 from jaxgpt.data.lenient_json import parse_field
 from jaxgpt.errors import UserError, short_repr
 
-CALLS = ("function_call", "tool_call")  # roles of messages that hold a call as JSON text: LLaMA-Factory; ms-swift
+CALLS = ("function_call", "tool_call")  # roles of messages with a call as JSON text, in LLaMA-Factory and ms-swift
 # Names of roles in data sets, in lower case. Any other role, such as developer, is left to the chat template.
 ROLES = {
     "user": "user",
@@ -41,9 +41,9 @@ ROLES = {
 # Further roles of chat templates: a system message, and results or texts that the model reads.
 FURTHER_ROLES = ("developer", "ipython", "environment", "documents")
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields with a list of messages
-# Fields of a message that exclude it from the loss: OpenAI; Axolotl; ms-swift and XTuner; verl.
+# Fields that exclude a message from the loss, in data for OpenAI, Axolotl, ms-swift and XTuner, and verl (in this order).
 LOSS_FIELDS = ("weight", "train", "loss", "loss_mask")
-LOSS_OF_PARTS = "train_detail"  # field of a message with the parts of its text that are targets: Axolotl
+LOSS_OF_PARTS = "train_detail"  # field of a message with the parts of its text that are targets, in data for Axolotl
 # Fields of a message that are converted; the other fields are kept.
 CONVERTED = ("role", "from", "content", "value", "tool_calls", "function_call", *LOSS_FIELDS, LOSS_OF_PARTS)
 MESSAGES_EXAMPLE = '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]'

@@ -22,7 +22,7 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
 
     Args:
         tokenizer: tokenizer of both texts.
-        before: the text, or its ids. With a `separator` in the tokenizer, it has no effect: the continuation begins a new word.
+        before: the text, or its ids. No effect if the tokenizer has a `separator`: the continuation begins a new word.
         text: the continuation.
 
     Returns:

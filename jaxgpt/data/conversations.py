@@ -232,7 +232,7 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: Cha
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
-    """Encode a prompt and its completion, the targets, between the tokens that begin and end a text."""
+    """Encode a prompt and its completion between the tokens that begin and end a text; completion and end are targets."""
     before = tokenizer.after_bos(tokenizer.encode(prompt).tolist())
     answer = encode_continuation(tokenizer, prompt, completion).tolist()
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]

@@ -16,7 +16,7 @@ SPREAD_ERROR = (
     "one JSON object is spread over several lines: write one object per line (json.dumps without indent), or an array of "
     "objects in a .json file"
 )
-# A complete string, the quote of an incomplete string, or a bracket: the parts of JSON that decide where an object ends.
+# A complete string, the quote of an incomplete string, a bracket or a comma: they determine where an item ends.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["\[\]{},]', re.DOTALL)
 DEPTHS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}  # change of the number of open brackets
 

@@ -31,7 +31,7 @@ from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"
 REJECTED = "rejected"
-# Field of the prompt, and field of the answer in a conversation of the same shape.
+# Map from the field of the prompt to the field of the answer in a conversation of the same shape.
 PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
 # Fields that belong to the prompt.
 PROMPT_CONTEXT = (*CONTEXT_FIELDS, HISTORY, *SYSTEM_FIELDS, *TOOL_FIELDS, *MEDIA_FIELDS)
@@ -98,7 +98,7 @@ def read_preference(record: Any) -> PreferenceRecord:
     parts = _split_prompt(fields)
     _check_answers(parts)
 
-    # Each answer and the prompt are a conversation.
+    # The prompt and each answer form a conversation.
     others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields}
     answered = PROMPTS[parts.field]
     chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})

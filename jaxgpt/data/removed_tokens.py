@@ -1,4 +1,4 @@
-"""Tokens of a tokenizer that a model has no embedding for: remove them, and describe them."""
+"""Tokens without an embedding in the model: remove them from the tokenizer, and describe them."""
 
 from __future__ import annotations
 

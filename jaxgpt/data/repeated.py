@@ -11,7 +11,7 @@ from jaxgpt.data.formats import STRUCTURED
 from jaxgpt.data.sources import HUB, Source
 from jaxgpt.data.token_files import split_of
 
-VERSION = re.compile(r"(?:(?<![A-Za-z])[vV]|(?<=[a-z])V)(\d+)(?![A-Za-z])")  # the 2 of `v2-train` and `StoriesV2-train`
+VERSION = re.compile(r"(?:(?<![A-Za-z])[vV]|(?<=[a-z])V)(\d+)(?![A-Za-z])")  # the 2 in `v2-train` and `StoriesV2-train`
 
 
 def repeated_text(sources: Sequence[Source], beginning: Callable[[Path], str]) -> str:

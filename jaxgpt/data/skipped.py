@@ -30,7 +30,7 @@ class Skipped:
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
-        self._unused = dict[str, Tally]()  # skipped records, keyed by reason; the place is followed by the error
+        self._unused = dict[str, Tally]()  # skipped records, keyed by reason; `first` has the place and the error
         self._label_false = Tally()  # used conversations that may be rejected answers
         self._omitted = dict[str, Tally]()  # messages that the chat template omits, keyed by role
         self._unknown_roles = Tally()  # messages of unknown roles, which are not trained on
