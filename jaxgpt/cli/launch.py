@@ -98,7 +98,7 @@ class _Fleet:
         self.stopped = set[int]()  # indices of the processes that this process has killed
 
     def start(self, command: Sequence[str], devices: int) -> None:
-        """Start the processes and forward signals to them; on a second Ctrl-C, they exit, and this process waits for them."""
+        """Start the processes and forward signals to them; on two Ctrl-C in two seconds, they exit, and this process waits."""
         restore_signals()
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) is signal.SIG_IGN  # for example, SIGHUP under nohup

@@ -124,8 +124,8 @@ class Monitor(Listener):
     def _ignores_stop(self) -> bool:
         """Return whether a signal requests a stop, and the run has not reached its next step in time.
 
-        The limit is `Timeouts.stop`, or `Timeouts.step` before the first step; slow steps extend the limit. A second signal
-        ends the wait if there was no progress after the first.
+        The limit is `Timeouts.stop`, or `Timeouts.step` before the first step; slow steps extend the limit. A second signal,
+        more than `signals.TWICE` seconds after the first, ends the wait if there was no progress since the first.
         """
         arrived = self.stop.arrived
         if arrived is None or self._in_stage:

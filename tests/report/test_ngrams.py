@@ -107,7 +107,7 @@ def test_a_constant_text_has_no_entropy() -> None:
 def test_large_vocabularies() -> None:
     ids = np.array([2**21 - 2, 2**21 - 2, 2**21 - 2])
     assert trigrams(ids, 2**21 - 1).tolist() == [(2**21 - 1) ** 3 - 1]
-    with pytest.raises(UserError, match="2,097,152; the limit is 2,097,151"):
+    with pytest.raises(UserError, match="2,097,152; use a tokenizer with at most 2,097,151 ids"):
         trigrams(ids, 2**21)
 
 
