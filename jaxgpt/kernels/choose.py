@@ -22,8 +22,26 @@ from jaxgpt.ops.attention import attend
 PLAIN = Ops(activate=activations.activate, experts=ragged_experts)
 CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend, experts=tiled_experts)
 GPU = PLAIN._replace(norm=norms.norm, experts=large_tiled_experts)
-# `KERNELS` maps each platform to its attention kernel: the name in `train.attention`, and the function for `Ops.attend`.
-KERNELS = {"cpu": ("tiled", cpu.attend), "gpu": ("cudnn", cudnn_attention), "tpu": ("splash", splash_attention)}
+
+
+class AttentionKernel(NamedTuple):
+    """The attention kernel of a platform.
+
+    Attributes:
+        name: value of `train.attention` that selects the kernel.
+        attend: the function for `Ops.attend`.
+    """
+
+    name: str
+    attend: AttendFn
+
+
+KERNELS = {
+    "cpu": AttentionKernel("tiled", cpu.attend),
+    "gpu": AttentionKernel("cudnn", cudnn_attention),
+    "tpu": AttentionKernel("splash", splash_attention),
+}
+XLA = AttentionKernel("xla", attend)
 
 
 class Target(NamedTuple):
@@ -36,6 +54,12 @@ class Target(NamedTuple):
 
     platform: str
     compute_capability: str = ""
+
+    @staticmethod
+    def of(device: jax.Device | Target) -> Target:
+        """Return the kind of a device."""
+        # Only GPUs have a compute capability.
+        return Target(device.platform, str(getattr(device, "compute_capability", "")))
 
 
 def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Ops:
@@ -52,17 +76,23 @@ def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Op
         UserError: if `train.attention` selects a kernel that cannot run.
     """
     if isinstance(mesh, AbstractMesh):
-        attention: AttendFn = attend
-        if config.mesh.context > 1:
-            attention = choose_context_attention(config, "").attend
-        return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
-    device: jax.Device | Target
+        return _for_any_device(config)
     if isinstance(mesh, Target):
-        device = mesh
+        target = mesh
+    elif mesh is None:
+        target = Target.of(jax.local_devices()[0])
     else:
-        device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    attention = choose_attention(config, device).attend
-    return of_device(device, config.train.compute_dtype)._replace(attend=attention)
+        target = Target.of(mesh.devices.flat[0])
+    attention = choose_attention(config, target).attend
+    return of_device(target, config.train.compute_dtype)._replace(attend=attention)
+
+
+def _for_any_device(config: Config) -> Ops:
+    """Return the operations that run on every platform."""
+    attention: AttendFn = attend
+    if config.mesh.context > 1:
+        attention = choose_context_attention(config, "").attend
+    return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype), attend=attention)
 
 
 def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
@@ -77,36 +107,41 @@ def choose_attention(config: Config, device: jax.Device | Target) -> ChosenAtten
     Raises:
         UserError: if a kernel is selected by name and cannot run.
     """
+    target = Target.of(device)
     if config.mesh.context > 1:
-        return choose_context_attention(config, device.platform)
-    of_platform, kernel = KERNELS.get(device.platform, ("xla", attend))
+        return choose_context_attention(config, target.platform)
+    kernel = KERNELS.get(target.platform, XLA)
     name: str = config.train.attention
     if name == "auto":
-        name = of_platform
+        name = kernel.name
     if name == "xla":
         return ChosenAttention(attend)
 
-    if name == of_platform:
-        lack = _lack(name, config, device)
+    if name == kernel.name:
+        problem = _problem(name, config, target)
     elif name in CONTEXT_KERNELS and name != "splash":  # splash also runs on a device alone
-        lack = "needs positions that are divided over devices (mesh.context 2 or more)"
+        problem = "needs positions that are divided over devices (mesh.context 2 or more)"
     else:
-        lack = f"does not run on {device.platform} devices"
-    if not lack:
-        return ChosenAttention(kernel)
+        problem = f"does not run on {target.platform} devices"
+    if not problem:
+        return ChosenAttention(kernel.attend)
 
     # `attend` needs much memory only for long windows.
-    note = fallback_note(config, name, lack)
+    note = fallback_note(config, name, problem)
     return ChosenAttention(attend, note if config.window >= SHORTEST else "")
 
 
-def _lack(name: str, config: Config, device: jax.Device | Target) -> str:
-    """Return why a platform's kernel cannot run with a config on a device, or ""."""
+def _problem(name: str, config: Config, target: Target) -> str:
+    """Return why a platform's kernel cannot run with a config on a kind of device, or ""."""
     if config.model.dropout:
         return f"does not support dropout (model.dropout {config.model.dropout:g})"
-    if name != "cudnn":
-        return ""
-    capability = str(getattr(device, "compute_capability", ""))
+    if name == "cudnn":
+        return _cudnn_problem(config, target.compute_capability)
+    return ""
+
+
+def _cudnn_problem(config: Config, capability: str) -> str:
+    """Return why cuDNN attention cannot run with a config on a GPU of a compute capability, or ""."""
     if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
         return "needs an NVIDIA GPU of compute capability 8.0 or more"
     widest = 128 if capability[0] == "8" else 256

@@ -44,13 +44,13 @@ def halos_of(config: Config) -> Halos:
     """Return the halos of a model on a mesh that divides positions."""
     tokens = config.window // config.mesh.context
     window = config.model.sliding_window
-    in_all_layers = all(halo_size(each, tokens) for each in config.model.windows)
+    in_all_layers = all(halo_size(layer_window, tokens) for layer_window in config.model.windows)
     if in_all_layers:
         halo = halo_size(window, tokens)
     else:
         # In balanced order, each of the two chunks of a device has a halo.
         halo = 2 * halo_size(window, tokens // 2)
-    with_window = sum(each > 0 for each in config.model.windows)
+    with_window = sum(layer_window > 0 for layer_window in config.model.windows)
     return Halos(tokens=halo, layers=with_window if halo else 0, in_all_layers=in_all_layers)
 
 
@@ -66,15 +66,15 @@ class ChosenAttention(NamedTuple):
     note: str = ""
 
 
-def fallback_note(config: Config, name: str, lack: str) -> str:
-    """Return the note that `auto` falls back to `attend`, because the kernel `name` lacks something.
+def fallback_note(config: Config, name: str, problem: str) -> str:
+    """Return the note that `auto` falls back to `attend`, because of a problem of the kernel `name`.
 
     Raises:
         UserError: if `train.attention` selects this kernel.
     """
     if config.train.attention == name:
-        raise UserError(f"train.attention {name} {lack}; use --train.attention xla or auto")
-    return f"attention by xla, with all T x T scores in memory: {name} {lack}"
+        raise UserError(f"train.attention {name} {problem}; use --train.attention xla or auto")
+    return f"attention by xla, with all T x T scores in memory: {name} {problem}"
 
 
 def choose_context_attention(config: Config, platform: str) -> ChosenAttention:
@@ -85,24 +85,27 @@ def choose_context_attention(config: Config, platform: str) -> ChosenAttention:
     if name == "xla":
         return ChosenAttention(attend)
 
-    context = config.mesh.context
-    lack = ""
-    if name not in CONTEXT_KERNELS:
-        lack = f"needs complete windows on each device (mesh.context 1, not {context})"
-    elif config.model.dropout:
-        lack = f"does not support dropout (model.dropout {config.model.dropout:g})"
-    elif name == "splash" and platform != "tpu":
-        lack = f"does not run on {platform or 'these'} devices"
-    elif name == "splash" and not has_splash_tiles(config):
-        lack = f"needs a window that is a multiple of {2 * LANES * context}, not {config.window_setting}"
-    elif name == "halo" and not halos_of(config).in_all_layers:
-        lack = (
-            "needs a sliding window in all layers, of 2 to "
-            f"{config.window // context + 1} tokens with mesh.context {context}"
-        )
-    if not lack:
+    problem = _context_problem(name, config, platform)
+    if not problem:
         return ChosenAttention(CONTEXT_KERNELS[name])
-    return ChosenAttention(attend, fallback_note(config, name, lack))
+    return ChosenAttention(attend, fallback_note(config, name, problem))
+
+
+def _context_problem(name: str, config: Config, platform: str) -> str:
+    """Return why a kernel cannot run with a config on a mesh that divides positions, or ""."""
+    context = config.mesh.context
+    if name not in CONTEXT_KERNELS:
+        return f"needs complete windows on each device (mesh.context 1, not {context})"
+    if config.model.dropout:
+        return f"does not support dropout (model.dropout {config.model.dropout:g})"
+    if name == "splash" and platform != "tpu":
+        return f"does not run on {platform or 'these'} devices"
+    if name == "splash" and not has_splash_tiles(config):
+        return f"needs a window that is a multiple of {2 * LANES * context}, not {config.window_setting}"
+    if name == "halo" and not halos_of(config).in_all_layers:
+        longest = config.window // context + 1
+        return f"needs a sliding window in all layers, of 2 to {longest} tokens with mesh.context {context}"
+    return ""
 
 
 def _fastest_context_attention(config: Config, platform: str) -> str:

@@ -12,8 +12,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jaxgpt.kernels.devices import only_rows_are_divided
 from jaxgpt.kernels.tiled import SHORTEST, tiled_attention
 from jaxgpt.ops import Array, attention
-from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
+from jaxgpt.ops.linear import linear as definition
 from jaxgpt.ops.rotary import Rotation, rope_rotation
 
 
@@ -67,7 +67,7 @@ def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     transposition could then need data from other devices, which a small call cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():
-        return products.linear(x, w, b, dtype)
+        return definition(x, w, b, dtype)
     y = product(x.astype(dtype), w.astype(dtype))
     if b is None:
         return y

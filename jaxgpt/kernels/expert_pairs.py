@@ -35,8 +35,11 @@ class Pairs(NamedTuple):
 class OnDevice(Protocol):
     """Computation of the experts of a device: in groups (`by_groups`), or in tiles (`expert_tiles.by_tiles`)."""
 
-    def __call__(self, pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Any) -> Array:
-        """Compute the terms of the E experts in `weights`, which start at expert `first`: float32 `[B, T, D]`."""
+    def __call__(self, pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Array | None) -> Array:
+        """Compute the terms of the E experts in `weights`: float32 `[B, T, D]`.
+
+        `first` is the index of the first of these experts; None: the device has all experts.
+        """
         ...
 
 
@@ -71,18 +74,18 @@ def mlp_of_rows(x: Array, weights: ExpertWeights, activate: Activation, product:
     return product(h, weights.down_EFD)
 
 
-def own_experts(choice_BTA: Array, first: Any, E: int) -> tuple[Array, Array]:
-    """Return the expert of each pair, counted from expert `first`, and whether it is one of the E experts starting there.
+def own_experts(choice_BTA: Array, first: Array | None, E: int) -> tuple[Array, Array]:
+    """Return the index of each pair's expert among the E experts of this device, and whether it is one of them.
 
-    For a pair with a different expert, the returned index is E.
+    The experts of this device start at expert `first`; None: at expert 0. For a pair with a different expert, the index is E.
     """
-    expert_X = choice_BTA.reshape(-1) - first
+    expert_X = choice_BTA.reshape(-1) - (0 if first is None else first)
     own_X = (expert_X >= 0) & (expert_X < E)
     return jnp.where(own_X, expert_X, E), own_X
 
 
-def by_groups(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Any) -> Array:
-    """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
+def by_groups(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Array | None) -> Array:
+    """Compute the terms of a device's experts, as `OnDevice`, in groups of pairs.
 
     The pairs are sorted by expert, and each group of pairs is multiplied by the matrix of its expert. Pairs with other experts
     come last, and belong to no group.

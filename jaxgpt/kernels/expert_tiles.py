@@ -22,8 +22,8 @@ TILE = 64  # rows of a tile on CPUs, and least number on GPUs
 GPU_TILE = 512  # maximum number of rows of a tile on GPUs
 
 
-def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Any, *, largest: int) -> Array:
-    """Compute the terms of the E experts starting at expert `first`: float32 `[B, T, D]`.
+def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: Array | None, *, largest: int) -> Array:
+    """Compute the terms of a device's experts, as `expert_pairs.OnDevice`, in tiles: float32 `[B, T, D]`.
 
     Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. The number of tiles
     is static: as many as all pairs fill, plus E for padding. This is always enough, so no row is dropped. If other devices have
@@ -33,7 +33,7 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
         pairs: the tokens and their experts.
         weights: the matrices of the E experts.
         activate: activation function of the MLP.
-        first: index of the first of the E experts: an int if a device has all experts.
+        first: index of the first of the E experts; None: the device has all experts.
         largest: maximum number of rows of a tile.
     """
     A = pairs.choice_BTA.shape[-1]
@@ -41,23 +41,22 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
     E = len(weights.up_EDF)
     expert_X, own_X = own_experts(pairs.choice_BTA, first, E)
     n, t = tiles_of(pairs.choice_BTA.size, E, largest)
-    layout = _layout(expert_X, E, n, t)
-    expert_n = layout.expert_n
-    is_complete = isinstance(first, int)  # a device with all experts has at most E tiles without pairs
-    used = None if is_complete else layout.filled
+    layout = _layout(expert_X, own_X, E, n, t)
+    # A device with all experts has at most E tiles without pairs: it multiplies them too.
+    has_all_experts = first is None
+    used = None if has_all_experts else layout.filled
 
-    # The row of each pair, and the pair of each row: beyond the last for pairs of other devices, and for padding.
-    X = len(expert_X)
-    slot_X = jnp.where(own_X, layout.slot_X, n * t)
-    pair_M = jnp.full(n * t, X, slot_X.dtype).at[slot_X].set(jnp.arange(X, dtype=slot_X.dtype), mode="drop")
+    def product(x_ntI: Array, w_EIO: Array) -> Array:
+        y_ntO: Array = _tile_product(x_ntI, w_EIO, layout.expert_n, used)
+        return y_ntO
 
     # Copy each token to the rows of its pairs.
-    x_MD = _take(pairs.x_BTD.reshape(-1, D), pair_M, slot_X, A)
+    x_MD = _take(pairs.x_BTD.reshape(-1, D), layout.pair_M, layout.row_X, A)
     x_ntD = x_MD.reshape(n, t, D)
-    y_ntD = mlp_of_rows(x_ntD, weights, activate, lambda x_ntI, w_EIO: _tile_product(x_ntI, w_EIO, expert_n, used))
+    y_ntD = mlp_of_rows(x_ntD, weights, activate, product)
 
     # Restore the order of the tokens, and add the terms of each token.
-    y_XD = _take(y_ntD.reshape(-1, D), slot_X, pair_M, 1)
+    y_XD = _take(y_ntD.reshape(-1, D), layout.row_X, layout.pair_M, 1)
     return weighted_sum(y_XD.astype(jnp.float32), pairs.share_BTA)
 
 
@@ -100,26 +99,27 @@ def tiles_of(pairs: int, E: int, largest: int) -> tuple[int, int]:
 
 
 class _Layout(NamedTuple):
-    """The rows of all tiles; tiles with pairs come first.
+    """The M rows of all tiles; tiles with pairs come first. Indices are int32.
 
     Attributes:
-        slot_X: row of each pair, int32.
-        expert_n: expert of each tile, int32.
-        filled: number of tiles with pairs, an int32 scalar.
+        row_X: row of each pair; M for the pairs of other devices.
+        pair_M: pair of each row; X for padding.
+        expert_n: expert of each tile.
+        filled: number of tiles with pairs, a scalar.
     """
 
-    slot_X: Array
+    row_X: Array
+    pair_M: Array
     expert_n: Array
     filled: Array
 
 
-def _layout(expert_X: Array, E: int, n: int, t: int) -> _Layout:
+def _layout(expert_X: Array, own_X: Array, E: int, n: int, t: int) -> _Layout:
     """Return the layout of pairs in tiles.
 
-    Pairs with the expert E, of another device, have an arbitrary row.
-
     Args:
-        expert_X: the expert of each pair, from 0 to E.
+        expert_X: the expert of each pair; E for the pairs of other devices.
+        own_X: whether the expert of each pair is on this device.
         E: number of experts of this device.
         n: number of tiles.
         t: rows of a tile.
@@ -134,10 +134,16 @@ def _layout(expert_X: Array, E: int, n: int, t: int) -> _Layout:
     sorted_X = expert_X[order_X]
     begin_E = jnp.cumsum(size_E) - size_E
     rank_X = jnp.arange(len(expert_X)) - begin_E[sorted_X]
-    slot_X = jnp.zeros_like(order_X).at[order_X].set(first_tile_E[sorted_X] * t + rank_X)
+    row_X = jnp.zeros_like(order_X).at[order_X].set(first_tile_E[sorted_X] * t + rank_X)
 
     expert_n = jnp.searchsorted(first_tile_E, jnp.arange(n), side="right") - 1
-    return _Layout(slot_X, expert_n, filled=tiles_E.sum())
+    filled = tiles_E.sum()
+
+    # Invert the rows. Pairs of other devices have a row beyond the last, so they are dropped.
+    X = len(expert_X)
+    row_X = jnp.where(own_X, row_X, n * t)
+    pair_M = jnp.full(n * t, X, row_X.dtype).at[row_X].set(jnp.arange(X, dtype=row_X.dtype), mode="drop")
+    return _Layout(row_X, pair_M, expert_n, filled)
 
 
 @jax.custom_vjp
@@ -150,7 +156,7 @@ def _tile_product(x_ntI: Array, w_EIO: Array, expert_n: Array, used: Array | Non
         x_ntI: tiles of rows.
         w_EIO: matrix of each expert.
         expert_n: expert of each tile.
-        used: number of tiles to multiply, the first; the products of the others are 0. None: all tiles.
+        used: number of tiles to multiply, starting at the first; the products of the others are 0. None: all tiles.
     """
 
     def multiply(tile: tuple[Array, Array]) -> Array:
@@ -160,19 +166,20 @@ def _tile_product(x_ntI: Array, w_EIO: Array, expert_n: Array, used: Array | Non
     return _map_tiles(multiply, (x_ntI, expert_n), used)
 
 
-def _map_tiles(of_tile: Callable[[Any], Array], tiles: Any, used: Array | None) -> Array:
+def _map_tiles(function: Callable[[Any], Array], tiles: Any, used: Array | None) -> Array:
     """Apply a function to the first `used` tiles, and stack the results; results of other tiles are 0. None: all tiles."""
 
     def tile(i: Any) -> Any:
         return jax.tree.map(lambda x: x[i], tiles)
 
-    def add(i: Array, results: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(results, of_tile(tile(i)), i, 0)
+    def write(i: Array, results: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(results, function(tile(i)), i, 0)
 
-    result = jax.eval_shape(of_tile, tile(0))
-    first, *_ = jax.tree.leaves(tiles)
-    zeros = _zeros((len(first), *result.shape), result.dtype, first)
-    return jax.lax.fori_loop(0, len(first) if used is None else used, add, zeros)
+    result = jax.eval_shape(function, tile(0))
+    array, *_ = jax.tree.leaves(tiles)
+    n = len(array)
+    zeros = _zeros((n, *result.shape), result.dtype, after=array)
+    return jax.lax.fori_loop(0, n if used is None else used, write, zeros)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
@@ -203,7 +210,7 @@ def _tile_product_backward(
 
     dx_ntI = _map_tiles(multiply, (dy_ntO, expert_n), used)
     count = len(expert_n) if used is None else used
-    dw_EIO = jax.lax.fori_loop(0, count, add, _zeros(w_EIO.shape, jnp.float32, dy_ntO))
+    dw_EIO = jax.lax.fori_loop(0, count, add, _zeros(w_EIO.shape, jnp.float32, after=dy_ntO))
     return dx_ntI, dw_EIO.astype(w_EIO.dtype), None, None
 
 

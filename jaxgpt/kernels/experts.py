@@ -80,7 +80,7 @@ def _dropless(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activat
 
     weights = jax.tree.map(lambda w: w.astype(dtype), weights)
     if not on_mesh():
-        return on_device(pairs, weights, activate, first=0).astype(dtype)
+        return on_device(pairs, weights, activate, first=None).astype(dtype)
     return _on_mesh(on_device, pairs, weights, activate)
 
 
@@ -119,7 +119,7 @@ def _on_mesh(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate
     )
 
     def terms(pairs: Pairs, weights: ExpertWeights) -> Array:
-        first: Any = 0
+        first: Array | None = None
         if len(weights.up_EDF) < E:
             first = jax.lax.axis_index(expert_axes) * len(weights.up_EDF)
         if exchanged:
@@ -129,9 +129,9 @@ def _on_mesh(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate
         added_BTD: Array = _added(y_BTD, exchanged, equal, pairs.x_BTD.dtype)
         return added_BTD
 
-    of_weights = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
+    weight_specs = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
     # check_vma=False: ragged products do not annotate which mesh axes their results vary over.
-    divided = jax.shard_map(terms, in_specs=(tokens, of_weights), out_specs=tokens, check_vma=False)
+    divided = jax.shard_map(terms, in_specs=(tokens, weight_specs), out_specs=tokens, check_vma=False)
     return divided(pairs, weights)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,8 +42,24 @@ from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
-# The attention of one device: (q, k, v, positions of its tokens, positions of whole rows) -> output of its tokens.
-LocalAttention = Callable[[Array, Array, Array, Positions, Positions], Array]
+
+class Exchange(NamedTuple):
+    """How a device receives the keys of other devices.
+
+    Attributes:
+        ring: whether all keys move in a ring; otherwise they are gathered.
+        chunks: number of chunks of consecutive tokens of a device, each with a halo if the window allows it (`halo_size`);
+            0: tokens in any order, without a halo.
+    """
+
+    ring: bool = False
+    chunks: int = 0
+
+
+GATHERED = Exchange()
+RING = Exchange(ring=True)
+HALO = Exchange(chunks=1)
+TWO_HALOS = Exchange(chunks=2)  # tokens in balanced order
 
 
 class Layout(NamedTuple):
@@ -59,7 +74,7 @@ class Layout(NamedTuple):
 
     axes: tuple[str, ...]
     rule: Rule
-    ring: bool
+    ring: bool = False
     halo: Halo | None = None
 
 
@@ -117,14 +132,14 @@ def gathered_attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
     """Compute attention to gathered keys. Calls with the keys of a cache, or with `edit`, use `attend`."""
-    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False)
+    return _attention(GATHERED, q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
 
 def ring_attention(
     q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
 ) -> Array:
     """Compute attention to keys that move in a ring. Calls with the keys of a cache, or with `edit`, use `attend`."""
-    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=True)
+    return _attention(RING, q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
 
 def halo_attention(
@@ -136,7 +151,7 @@ def halo_attention(
     that reaches tokens before those of the previous device, gather all keys. Calls with the keys of a cache, or with `edit`,
     use `attend`.
     """
-    return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=1)
+    return _attention(HALO, q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
 
 @dataclass(frozen=True)
@@ -160,7 +175,7 @@ class MixedAttention:
         """Compute `ops.attention.attend` among the tokens of a row, which are in `balanced_order`."""
         if not on_mesh() or not self._has_halo(q_BTNH, visible):
             return self.full(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-        return _attention(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit, ring=False, chunks=2)
+        return _attention(TWO_HALOS, q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
     def _has_halo(self, q_BTNH: Array, visible: Visible) -> bool:
         # A device has whole chunks of the order if the order is for the number of devices that divide a row.
@@ -184,14 +199,13 @@ def division_of(q_BTNH: Array, place: Positions) -> Division:
 
 
 def _attention(
+    exchange: Exchange,
     q_BTNH: Array,
     k_BKSH: Array,
     v_BKHS: Array,
     visible: Visible,
     scale: float,
     edit: Edit | None,
-    ring: bool,
-    chunks: int = 0,
 ) -> Array:
     """Divide the arrays over the devices, and compute attention on each."""
     has_cache = visible.key is not None
@@ -199,38 +213,48 @@ def _attention(
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
     place = visible.query
     if not on_mesh():
-        local = _make_local((), visible.window, scale, ring=ring)
-        return local(q_BTNH, k_BKSH, v_BKHS, place, place)
+        return _local(GATHERED, (), visible.window, scale, q_BTNH, k_BKSH, v_BKHS, place, place)
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
 
     division = division_of(q_BTNH, place)
-    local = _make_local(division.axes, visible.window, scale, ring=ring, chunks=chunks)
+    # Rules may leave the positions whole: then each device has all keys.
+    exchange = exchange if division.axes else GATHERED
+    local = functools.partial(_local, exchange, division.axes, visible.window, scale)
     # check_vma=False: the derivative is defined on each device.
     divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
     # The positions are passed twice: sharded like the queries, and for whole rows.
     return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
 
 
-def _make_local(axes: tuple[str, ...], window: int, scale: float, *, ring: bool, chunks: int = 0) -> LocalAttention:
-    """Return the attention of one device.
-
-    `chunks` is the number of chunks of consecutive tokens of a device; 0: tokens in any order, without a halo.
-    """
-
-    def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, place: Positions, row_place: Positions) -> Array:
-        B, T, N, _ = q_BTNH.shape
-        size = halo_size(window, T // chunks) if axes and chunks else 0
-        if size:
-            place = split_place(place, chunks, B)
-            arrays = split_chunks(q_BTNH, 1, chunks), split_chunks(k_BKSH, 2, chunks), split_chunks(v_BKHS, 3, chunks)
-            rule = Rule(window, scale, online.tile_size(T // chunks, chunks * B, N))
-            layout = Layout(axes, rule, ring=False, halo=Halo(axes, size, chunks))
-            return join_chunks(_on_device(layout, *arrays, place, row_place), 1, chunks)
+def _local(
+    exchange: Exchange,
+    axes: tuple[str, ...],
+    window: int,
+    scale: float,
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
+    place: Positions,
+    row_place: Positions,
+) -> Array:
+    """Compute attention on one device: with a halo before each of its chunks, if possible, or to the keys of all devices."""
+    B, T, N, _ = q_BTNH.shape
+    chunks = exchange.chunks
+    size = halo_size(window, T // chunks) if chunks else 0
+    if not size:
         rule = Rule(window, scale, online.tile_size(T, B, N))
-        out_BTNH: Array = _on_device(Layout(axes, rule, ring and bool(axes)), q_BTNH, k_BKSH, v_BKHS, place, row_place)
+        layout = Layout(axes, rule, ring=exchange.ring)
+        out_BTNH: Array = _on_device(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
         return out_BTNH
 
-    return local
+    place = split_place(place, chunks, B)
+    q_BTNH = split_chunks(q_BTNH, 1, chunks)
+    k_BKSH = split_chunks(k_BKSH, 2, chunks)
+    v_BKHS = split_chunks(v_BKHS, 3, chunks)
+    rule = Rule(window, scale, online.tile_size(T // chunks, chunks * B, N))
+    layout = Layout(axes, rule, halo=Halo(axes, size, chunks))
+    out_BTNH = _on_device(layout, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+    return join_chunks(out_BTNH, 1, chunks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -341,7 +365,7 @@ def _ring_forward(
     """Add the keys of each device to the softmax, starting with this device."""
 
     def add(keys: Moving, state: Softmax) -> Softmax:
-        return online.add_keys(queries, _at(layout, keys, row_place), state, layout.rule)
+        return online.add_keys(queries, _with_positions(keys, row_place), state, layout.rule)
 
     def hop(carry: tuple[Moving, Softmax], _: None) -> tuple[tuple[Moving, Softmax], None]:
         keys, state = carry
@@ -359,7 +383,7 @@ def _ring_backward(
     """Return dq, and the gradients of this device's keys and values; they move together with the keys, in float32."""
 
     def add(keys: Moving, dq: Array, dk: Array, dv: Array) -> tuple[Array, Array, Array]:
-        dq, more_dk, more_dv = online.gradients(queries, saved, _at(layout, keys, row_place), dq, layout.rule)
+        dq, more_dk, more_dv = online.gradients(queries, saved, _with_positions(keys, row_place), dq, layout.rule)
         return dq, dk + more_dk, dv + more_dv
 
     def hop(carry: Any, _: None) -> tuple[Any, None]:
@@ -376,8 +400,8 @@ def _ring_backward(
     return dq, dk, dv
 
 
-def _at(layout: Layout, keys: Moving, row_place: Positions) -> Keys:
-    """Return keys with their positions."""
+def _with_positions(keys: Moving, row_place: Positions) -> Keys:
+    """Return the keys of a device with their positions, given the positions of whole rows."""
     S = keys.k_BKSH.shape[2]
 
     def of_owner(row_BT: Array) -> Array:
