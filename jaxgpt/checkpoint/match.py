@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
-from jaxgpt.model.params import Model, abstract_params, flatten_params, weights
+from jaxgpt.model.params import Model, abstract_params, flatten_params, is_weight, weights
 
 
 def check_names(params: Any, model: GPT) -> None:
@@ -30,7 +30,7 @@ def check_names(params: Any, model: GPT) -> None:
 
 def weight_names(params: Any) -> list[str]:
     """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a stored weight is a single weight."""
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: hasattr(leaf, "astype"))
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.model.cache import KeysValues
+from jaxgpt.model.cache import KeysValues, LayerCache
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.module import Module
 from jaxgpt.model.norm import Norm
@@ -27,7 +27,7 @@ class Attention(Module):
         x_BTD: jax.Array,
         visible: Visible,
         rotation: Rotation | None = None,
-        cache: tuple[KeysValues, jax.Array] | None = None,
+        cache: LayerCache | None = None,
         layer: int | jax.Array = 0,
         key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
@@ -38,7 +38,7 @@ class Attention(Module):
             x_BTD: inputs.
             visible: the keys that each token attends to.
             rotation: cosine and sine of each position's angles; None without RoPE.
-            cache: the layer's cached keys and values, and the first slot to write to; None without a cache.
+            cache: the layer's cached keys and values, and the slot of the first token; None without a cache.
             layer: index of the layer, from 0.
             key: random key of the dropout of attention weights; None disables dropout.
             tokens_BT: ids of the tokens, for subclasses that read them; None: unknown.
@@ -60,8 +60,7 @@ class Attention(Module):
 
         kv = KeysValues(k_BTKH.transpose(0, 2, 1, 3), v_BTKH.transpose(0, 2, 3, 1))
         if cache is not None:
-            cached, slot = cache
-            kv = cached.write(slot, kv)
+            kv = cache.kv.write(cache.slot, kv)
         out_BTNH = self.ops.attend(q_BTNH, *kv, visible, scale, self._edit(key))
         out = self.named("head_out", out_BTNH).reshape(B, T, -1)
         if c.attn_proj:

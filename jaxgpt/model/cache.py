@@ -30,6 +30,18 @@ class KeysValues(NamedTuple):
         return KeysValues(k_BKSH, v_BKHS)
 
 
+class LayerCache(NamedTuple):
+    """The part of a cache that a layer reads and extends.
+
+    Attributes:
+        kv: the layer's cached keys and values.
+        slot: the first slot to write to, an int32 scalar.
+    """
+
+    kv: KeysValues
+    slot: jax.Array
+
+
 class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
 

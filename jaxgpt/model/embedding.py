@@ -9,14 +9,19 @@ from jaxgpt.model.module import Module
 
 
 class Embedding(Module):
-    """A table `[rows, D]`; row `i` is the vector of token id or position `i`."""
+    """A table `[rows, D]`; row `i` is the vector of token id or position `i`.
+
+    Attributes:
+        rows: number of ids or positions.
+        axes: logical names of the two axes, for the sharding table.
+    """
 
     rows: int
     axes: tuple[str, str]
 
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
-        shape = self.rows, self.config.n_embd
+        shape = (self.rows, self.config.n_embd)
         self.embedding = self.weight("embedding", nn.initializers.normal(std), shape, self.axes)
 
     def __call__(self, ids: jax.Array) -> jax.Array:

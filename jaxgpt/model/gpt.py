@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxgpt.config import ModelConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model.attention import Attention
-from jaxgpt.model.cache import KeysValues, KVCache, grow
+from jaxgpt.model.cache import KeysValues, KVCache, LayerCache, grow
 from jaxgpt.model.embedding import Embedding
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
@@ -32,17 +32,6 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 # Side outputs of a block, by name: a value or an array for each token, `[B, T, ...]`, or for each row, `[B, 1, ...]`. The
 # objective sums them over the tokens with targets (`train.side_outputs.side_sums`).
 SideOutputs = Mapping[str, jax.Array]
-
-
-def join_layers(side: jax.Array) -> jax.Array:
-    """Join a side output of all layers.
-
-    Values for each token or row, `[L, B, T]`, are averaged over the layers: `[B, T]`. Arrays, `[L, B, T, ...]`, keep the axis
-    of the layers: `[B, T, L, ...]`.
-    """
-    if side.ndim == 3:
-        return side.mean(0)
-    return jnp.moveaxis(side, 0, 2)
 
 
 class Block(Module):
@@ -64,7 +53,7 @@ class Block(Module):
         x_BTD: jax.Array,
         visible: Visible,
         rotation: Rotation | None = None,
-        cache: tuple[KeysValues, jax.Array] | None = None,
+        cache: LayerCache | None = None,
         layer: int | jax.Array = 0,
         key: jax.Array | None = None,
         tokens_BT: jax.Array | None = None,
@@ -141,7 +130,8 @@ class GPT(Module):
     remat: Callable[..., Any] | None = None
 
     def setup(self) -> None:
-        c, o = self.config, self.ops
+        c = self.config
+        o = self.ops
         if not c.vocab_size:
             raise UserError("model.vocab_size is 0: set it to the size of the tokenizer's vocabulary")
         self.wte = Embedding(c, o, c.vocab_size, ("vocab", "embed"))
@@ -190,7 +180,8 @@ class GPT(Module):
         if c.positions == "learned" and c.block_size < T:  # an error instead of NaN from an out-of-range lookup
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         x_BTD = self.embed(tokens_BT)
-        positions = positions or row_positions(T)
+        if positions is None:
+            positions = row_positions(T)
         x_BTD, _, sides = self.stack(x_BTD, positions, key=key, tokens_BT=tokens_BT)
         return x_BTD, sides
 
@@ -279,29 +270,29 @@ class GPT(Module):
         windows = self.config.windows
         rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
 
-        layers = []
-        sides = []
+        keys_values = []
+        layer_sides = []
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             if cache is None:
                 visible = Visible(positions, None, window)
-                cached = None
+                layer_cache = None
             else:
                 visible = Visible(positions, Positions(cache.position_BS), window)
-                cached = (cache.layers[layer], cache.length)
-            x_BTD, kv, side = block(
+                layer_cache = LayerCache(cache.layers[layer], cache.length)
+            x_BTD, kv, sides = block(
                 x_BTD,
                 visible,
                 rotation=rotations[window],
-                cache=cached,
+                cache=layer_cache,
                 layer=layer,
                 key=subkey(key, layer + 1),
                 tokens_BT=tokens_BT,
             )
-            layers.append(kv)
-            sides.append(side)
+            keys_values.append(kv)
+            layer_sides.append(sides)
 
-        side = jax.tree.map(lambda *each: join_layers(jnp.stack(each)), *sides)
-        return x_BTD, tuple(layers), side
+        joined = jax.tree.map(lambda *side_L: join_layers(jnp.stack(side_L)), *layer_sides)
+        return x_BTD, tuple(keys_values), joined
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
         """Compute logits from hidden states, in `ops.dtype`, and return them as float32 `[B, T, V]`.
@@ -323,8 +314,8 @@ class GPT(Module):
             return None
         theta = c.rope_theta
         scaling = _rope_scaling(c)
-        is_local = window and c.rope_local_theta
-        if is_local:
+        has_local_theta = window > 0 and c.rope_local_theta > 0
+        if has_local_theta:
             theta = c.rope_local_theta
             scaling = Llama3Scaling()  # a factor of 1: no scaling
 
@@ -336,19 +327,30 @@ class GPT(Module):
         return scaling.magnitude * cos, scaling.magnitude * sin
 
 
+def join_layers(side: jax.Array) -> jax.Array:
+    """Join a side output of all layers.
+
+    Values for each token or row, `[L, B, T]`, are averaged over the layers: `[B, T]`. Arrays, `[L, B, T, ...]`, keep the axis
+    of the layers: `[B, T, L, ...]`.
+    """
+    if side.ndim == 3:
+        return side.mean(0)
+    return jnp.moveaxis(side, 0, 2)
+
+
 def _rope_scaling(config: ModelConfig) -> Llama3Scaling | YarnScaling:
     """Return the scaling of the RoPE frequencies, as `config.rope_scaling` specifies; a factor of 1 changes nothing."""
     if config.rope_scaling == "yarn":
         return YarnScaling(
-            config.rope_factor,
-            config.rope_beta_slow,
-            config.rope_beta_fast,
-            config.rope_original_context,
-            config.rope_attention_factor,
+            factor=config.rope_factor,
+            slow=config.rope_beta_slow,
+            fast=config.rope_beta_fast,
+            original_context=config.rope_original_context,
+            attention=config.rope_attention_factor,
         )
     return Llama3Scaling(
-        config.rope_factor,
-        config.rope_low_freq_factor,
-        config.rope_high_freq_factor,
-        config.rope_original_context,
+        factor=config.rope_factor,
+        low=config.rope_low_freq_factor,
+        high=config.rope_high_freq_factor,
+        original_context=config.rope_original_context,
     )

@@ -37,22 +37,8 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         UserError: if `rank` is below 1, a target is not a matrix of the model, or combined matrices have different inputs.
     """
     rank = as_int("rank", rank, 1, 2**31 - 1)
-    used = set()
-
-    def adapt(modules: Any, path: str) -> dict[str, Any]:
-        children = {name: child for name, child in modules.items() if isinstance(child, dict)}
-        found = {name: adapt(child, f"{path}{name}/") for name, child in children.items()}
-        for target in targets:
-            names = target.split("+")
-            if not all("kernel" in children.get(name, {}) for name in names):
-                continue
-            salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
-            kernels = {name: children[name]["kernel"] for name in names}
-            found[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
-            used.add(target)
-        return {name: adapter for name, adapter in found.items() if adapter}
-
-    adapters = adapt(params, "")
+    adapters = _init_modules(key, params, "", rank, targets)
+    used = _adapter_names(adapters)
     for target in targets:
         if target not in used:
             known = matrices(nn.unbox(params))
@@ -74,7 +60,7 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
     """
     merged = dict(params)
     for name, adapter in adapters.items():
-        if "a" not in adapter:  # a module that contains adapters
+        if not _is_adapter(adapter):
             merged[name] = merge(params.get(name, {}), adapter, alpha)
             continue
 
@@ -83,20 +69,23 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
                 raise UserError(
                     f"adapters do not match the model: no matrix {kernel}; use the model they were trained on"
                 )
-            w = merged[kernel]["kernel"]
-            a = adapter["a"]
-            *stack, inputs, outputs = w.shape
-            rank = a.shape[-1]
-            if a.shape != (*stack, inputs, rank) or b.shape != (*stack, rank, outputs):
-                raise UserError(
-                    f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}; "
-                    "use the model they were trained on"
-                )
-
-            scale = alpha / rank
-            change = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-            merged[kernel] = merged[kernel] | {"kernel": w + change}
+            w = _merge_matrix(kernel, merged[kernel]["kernel"], adapter["a"], b, alpha)
+            merged[kernel] = merged[kernel] | {"kernel": w}
     return merged
+
+
+def _merge_matrix(name: str, w: jax.Array, a: jax.Array, b: jax.Array, alpha: float) -> jax.Array:
+    """Compute `W + (alpha / r) A B`; raise `UserError` if the shapes do not match."""
+    *stack, inputs, outputs = w.shape
+    rank = a.shape[-1]
+    if a.shape != (*stack, inputs, rank) or b.shape != (*stack, rank, outputs):
+        raise UserError(
+            f"adapters do not match the model: {name} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}; "
+            "use the model they were trained on"
+        )
+    scale = alpha / rank
+    change = scale * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return w + change
 
 
 def matrices(params: Any) -> list[str]:
@@ -137,6 +126,36 @@ def abstract_trained(model: Model, lora: LoraConfig) -> Any:
     return nn.unbox(boxed_trained(model, lora))
 
 
+def _init_modules(key: jax.Array, modules: Any, path: str, rank: int, targets: Sequence[str]) -> dict[str, Any]:
+    """Initialize the adapters of the targets in a tree of modules at a path; modules without targets are omitted."""
+    children = {name: child for name, child in modules.items() if isinstance(child, dict)}
+    adapters = {}
+    for name, child in children.items():
+        adapters[name] = _init_modules(key, child, f"{path}{name}/", rank, targets)
+
+    for target in targets:
+        names = target.split("+")
+        if not all("kernel" in children.get(name, {}) for name in names):
+            continue
+        salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
+        kernels = {name: children[name]["kernel"] for name in names}
+        adapters[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
+    return {name: adapter for name, adapter in adapters.items() if adapter}
+
+
+def _is_adapter(node: dict[str, Any]) -> bool:
+    """Return whether a node of a tree of adapters is an adapter, not a module that contains adapters."""
+    return "a" in node
+
+
+def _adapter_names(adapters: dict[str, Any]) -> set[str]:
+    """Return the targets of all adapters."""
+    names = set()
+    for name, node in adapters.items():
+        names |= {name} if _is_adapter(node) else _adapter_names(node)
+    return names
+
+
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
     """Initialize the adapter of matrices, or stacks of matrices, with the same inputs."""
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
@@ -144,7 +163,7 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
     # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal lengths, but their names differ.
     inputs = set()
     for name, kernel in kernels.items():
-        axes = getattr(kernel, "names", ())
+        axes = kernel.names if isinstance(kernel, nn.Partitioned) else ()
         inputs.add((shapes[name][:-1], axes[:-1]))
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")

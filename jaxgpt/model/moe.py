@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxgpt.model.init import initializers
 from jaxgpt.model.mlp import MLP
 from jaxgpt.model.module import Module
-from jaxgpt.ops.experts import ExpertWeights, balance_loss, bias_loss, expert_load, route, z_loss
+from jaxgpt.ops.experts import ExpertWeights, Routing, balance_loss, bias_loss, expert_load, route, z_loss
 
 
 class Matrices(Module):
@@ -56,19 +56,14 @@ class MoE(Module):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, is_token_BT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Apply the experts: `[B, T, D]` to `[B, T, D]`; also return side outputs.
-
-        - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
-        - `router_z_loss`, `[B, T]`: the loss of every token; objectives count only tokens with targets.
-        - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A; 0 for a row of padding.
-        - `expert_load`, `[B, 1, E]`: the fraction of a row's choices that fall on each expert.
-        - `router_bias`, `[B, 1]`, with `model.router_bias`: zeros with the load errors as gradient.
+        """Apply the experts: `[B, T, D]` to `[B, T, D]`; also return `side_outputs`.
 
         Args:
             x_BTD: inputs.
             is_token_BT: bool `[B or 1, T]`; false for padding, which is not counted in the side outputs of rows.
         """
-        c, o = self.config, self.ops
+        c = self.config
+        o = self.ops
 
         # Choose the experts of each token.
         logits_BTE, bias_E = Router(c, o, name="router")(x_BTD)
@@ -91,14 +86,35 @@ class MoE(Module):
             shared = MLP(wide, o, name="shared")
             y_BTD = y_BTD + shared(x_BTD)
 
-        load_BE = expert_load(routing.choice_BTA, c.n_experts, is_token_BT)
-        largest_B = c.n_experts * load_BE.max(-1)
-        sides = {
-            "balance_loss": balance_loss(routing, is_token_BT)[:, None],
-            "router_z_loss": z_loss(logits_BTE),
-            "largest_load": largest_B[:, None],
-            "expert_load": load_BE[:, None],
-        }
-        if bias_E is not None:
-            sides["router_bias"] = bias_loss(bias_E, load_BE)[:, None]
-        return y_BTD, sides
+        return y_BTD, side_outputs(logits_BTE, bias_E, routing, is_token_BT)
+
+
+def side_outputs(
+    logits_BTE: jax.Array, bias_E: jax.Array | None, routing: Routing, is_token_BT: jax.Array
+) -> dict[str, jax.Array]:
+    """Compute the side outputs of a layer with experts, for its objective and its metrics.
+
+    - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
+    - `router_z_loss`, `[B, T]`: the loss of every token; objectives count only tokens with targets.
+    - `largest_load`, `[B, 1]`: the largest load of a row, relative to the mean: from 1 to E / A; 0 for a row of padding.
+    - `expert_load`, `[B, 1, E]`: the fraction of a row's choices that fall on each expert.
+    - `router_bias`, `[B, 1]`, with `model.router_bias`: zeros with the load errors as gradient.
+
+    Args:
+        logits_BTE: output of the router.
+        bias_E: bias of the router; None: without.
+        routing: the experts of each token.
+        is_token_BT: bool `[B or 1, T]`; false for padding.
+    """
+    experts = logits_BTE.shape[-1]
+    load_BE = expert_load(routing.choice_BTA, experts, is_token_BT)
+    largest_B = experts * load_BE.max(-1)
+    sides = {
+        "balance_loss": balance_loss(routing, is_token_BT)[:, None],
+        "router_z_loss": z_loss(logits_BTE),
+        "largest_load": largest_B[:, None],
+        "expert_load": load_BE[:, None],
+    }
+    if bias_E is not None:
+        sides["router_bias"] = bias_loss(bias_E, load_BE)[:, None]
+    return sides

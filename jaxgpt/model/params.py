@@ -19,6 +19,7 @@ from jaxgpt.model.gpt import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import STACKED, layer_name
 from jaxgpt.ops import Ops
+from jaxgpt.ops.linear import StoredWeight
 
 STACKS = ("expert",)  # logical names of the leading axes that stack weights
 
@@ -72,8 +73,8 @@ def config_of(model: Model) -> ModelConfig:
 def weights(model: Model) -> Mapping[str, Weight]:
     """Map each weight's path, such as "h_0/attn/q_proj/kernel", to its `Weight`, in order of first use."""
     gpt = GPT(model) if isinstance(model, ModelConfig) else model
-    one = gpt.clone(config=replace(gpt.config, n_layer=1), ops=Ops(), remat=None)
-    return _table(one, gpt.config.n_layer)
+    one_block = gpt.clone(config=replace(gpt.config, n_layer=1), ops=Ops(), remat=None)
+    return _table(one_block, gpt.config.n_layer)
 
 
 @jax.tree_util.register_static
@@ -86,23 +87,23 @@ class _NamedWeight:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(one: GPT, n_layer: int) -> Mapping[str, Weight]:
+def _table(one_block: GPT, n_layer: int) -> Mapping[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
 
     def declare() -> list[_NamedWeight]:
         # A list keeps the order of first use: `eval_shape` would sort the names of a dictionary.
-        boxes = flatten_dict(boxed_params(one, 0), sep="/")
+        boxes = flatten_dict(boxed_params(one_block, 0), sep="/")
         return [_NamedWeight(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
 
     # Repeat the weights of the block, which are consecutive.
-    block = f"{layer_name(0)}/"
+    first_block = f"{layer_name(0)}/"
     table = dict[str, Weight]()
-    for in_block, group in groupby(jax.eval_shape(declare), lambda each: each.path.startswith(block)):
+    for is_block, group in groupby(jax.eval_shape(declare), lambda named: named.path.startswith(first_block)):
         declared = list(group)
-        for layer in range(n_layer if in_block else 1):
-            for each in declared:
-                own_path = each.path.replace(block, f"{layer_name(layer)}/", 1)
-                table[own_path] = each.weight
+        for layer in range(n_layer if is_block else 1):
+            for named in declared:
+                own_path = named.path.replace(first_block, f"{layer_name(layer)}/", 1)
+                table[own_path] = named.weight
     return MappingProxyType(table)  # read-only, because the callers share it
 
 
@@ -116,6 +117,11 @@ def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     return weights(model).get(name)
 
 
+def is_weight(node: Any) -> bool:
+    """Return whether a node of a parameter tree is a weight: an array, or a stored weight, which has arrays as leaves."""
+    return isinstance(node, StoredWeight)
+
+
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, model: Model) -> Any:
     """Apply `function(weight, leaf)` to every leaf; `weight` is the result of `weight_at`.
 
@@ -124,9 +130,6 @@ def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, mode
 
     def apply(path: tuple[Any, ...], leaf: Any) -> Any:
         return function(weight_at(path, model), leaf)
-
-    def is_weight(leaf: Any) -> bool:  # an array, or a stored weight, which imitates an array
-        return hasattr(leaf, "astype")
 
     return jax.tree_util.tree_map_with_path(apply, params, is_leaf=is_weight)
 

@@ -7,7 +7,7 @@ layer axis in each leaf.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,14 @@ STACKED = "h"
 NO_CACHE = "ScannedGPT has no cache: generate with GPT and the result of unstack_layers"
 DIFFERENT_WINDOWS = "ScannedGPT needs the same sliding window in all layers; use GPT for the pattern"
 LAYERS = {nn.PARTITION_NAME: "layers"}  # logical name of the layer axis in linen's boxes
+
+
+class _Layer(NamedTuple):
+    """The inputs of a layer in a scan, or of all layers, with a leading layer axis."""
+
+    params: Any
+    number: jax.Array  # from 0
+    key: jax.Array | None  # of the dropout masks; None: no dropout
 
 
 class ScannedGPT(GPT):
@@ -51,29 +59,28 @@ class ScannedGPT(GPT):
         block = self.block(self.config, self.ops, parent=None, name=STACKED)
         visible = Visible(positions, None, window)
 
-        def run(x_BTD: jax.Array, scanned: tuple[Any, jax.Array, jax.Array | None]) -> tuple[jax.Array, SideOutputs]:
-            params, layer, layer_key = scanned
+        def apply(x_BTD: jax.Array, layer: _Layer) -> tuple[jax.Array, SideOutputs]:
             out: Any = block.apply(
-                {"params": params},
+                {"params": layer.params},
                 x_BTD,
                 visible,
                 rotation=rotation,
-                layer=layer,
-                key=layer_key,
+                layer=layer.number,
+                key=layer.key,
                 tokens_BT=tokens_BT,
             )
-            x_BTD, _, side = out
-            return x_BTD, side
+            x_BTD, _, sides = out
+            return x_BTD, sides
 
         if self.remat is not None:
-            run = jax.checkpoint(run, policy=self.remat, prevent_cse=False)
-        layer_L = jnp.arange(self.config.n_layer)
-        key_L = jax.vmap(partial(subkey, key))(layer_L + 1)
-        layers: Any = self.get_variable("params", STACKED), layer_L, key_L
-        x_BTD, sides = jax.lax.scan(run, x_BTD, layers)
+            apply = jax.checkpoint(apply, policy=self.remat, prevent_cse=False)
+        number_L = jnp.arange(self.config.n_layer)
+        key_L = jax.vmap(partial(subkey, key))(number_L + 1)
+        params_L: Any = self.get_variable("params", STACKED)
+        x_BTD, sides = jax.lax.scan(apply, x_BTD, _Layer(params_L, number_L, key_L))
         return x_BTD, (), jax.tree.map(join_layers, sides)
 
-    def prefill(self, *_: Any, **__: Any) -> Any:
+    def prefill(self, tokens_BT: jax.Array, slots: int) -> Any:
         """Raise `TypeError`: unstack the layers to generate text."""
         raise TypeError(NO_CACHE)
 
@@ -118,6 +125,7 @@ def unstack_layers(tree: Any, n_layer: int) -> Any:
 
 
 def _has(node: Any, name: str) -> bool:
+    """Return whether a node of a tree is a dict with this entry."""
     return isinstance(node, dict) and name in node
 
 

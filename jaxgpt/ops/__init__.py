@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops import activations, attention, experts, norms, rotary
-from jaxgpt.ops import linear as products
+from jaxgpt.ops import activations, attention, experts, linear, norms, rotary
 from jaxgpt.ops.attention import Edit, Visible
 
 Array = jax.Array
@@ -61,7 +60,7 @@ class Ops(NamedTuple):
 
     Attributes:
         dtype: dtype of matrix products and of the residual stream; trained parameters, norms, softmax and loss are float32.
-        linear: `x W + b`; W is an array `[in, out]`, or a stored weight, such as `kernels.stored.Stored`.
+        linear: `x W + b`; W is an array `[in, out]`, or a `StoredWeight`.
         norm: normalization by name, with gain and bias.
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.
@@ -72,7 +71,7 @@ class Ops(NamedTuple):
     """
 
     dtype: Any = jnp.dtype("float32")
-    linear: LinearFn = products.linear
+    linear: LinearFn = linear.linear
     norm: NormFn = norms.norm
     activate: Callable[[str, Array], Array] = activations.activate
     rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+
+
+@runtime_checkable
+class StoredWeight(Protocol):
+    """A weight in a different representation than an array, such as `kernels.stored.Stored`; arrays match too."""
+
+    def astype(self, dtype: Any) -> Any:
+        """Return the weight for products in a dtype."""
+        ...
+
+    def __rmatmul__(self, x: Any) -> Any:
+        """Compute `x W`."""
+        ...
 
 
 def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
@@ -13,7 +26,7 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
 
     Args:
         x: inputs.
-        w: weight `[in, out]`, an array or a stored weight, such as `kernels.stored.Stored`.
+        w: weight `[in, out]`, an array or a `StoredWeight`.
         b: bias `[out]`, or None.
         dtype: dtype of the result, and of the product if w is an array.
     """
