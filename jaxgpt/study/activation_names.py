@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from jaxgpt.config import ModelConfig
+
+
+def activation_name(path: str) -> str:
+    """Return the name of the activation at a module path: `h.3.attn.q` for `h_3/attn/q`, `resid.pre.3` for `h_3/resid.pre`."""
+    name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
+    return re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
 
 
 def layer_names(config: ModelConfig, activation: str) -> list[str]:

@@ -89,17 +89,29 @@ class Change(NamedTuple):
     text: str
 
 
+class Look(NamedTuple):
+    """The color and the dash pattern of a run."""
+
+    color: str
+    dash: str
+
+    @property
+    def style(self) -> Style:
+        """Keyword arguments of matplotlib for a line."""
+        return {"linestyle": self.dash, "color": self.color}
+
+
 class DrawnRuns(NamedTuple):
     """Runs that share a figure.
 
     Attributes:
         lines: the lines of metrics.jsonl, keyed by run.
-        looks: the color and the dash pattern of each run.
+        looks: the look of each run.
         changes: the changes of settings of all runs.
     """
 
     lines: Mapping[str, Lines]
-    looks: Mapping[str, Style]
+    looks: Mapping[str, Look]
     changes: Sequence[Change]
 
     @staticmethod
@@ -108,14 +120,14 @@ class DrawnRuns(NamedTuple):
         looks = {}
         styles = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLORS))
         for name, (dash, color) in zip(runs, styles, strict=False):
-            looks[name] = {"ls": dash, "c": color}
+            looks[name] = Look(color, dash)
         return DrawnRuns(runs, looks, _changes(runs))
 
     def mark_changes(self, axes: Axes, horizontal: RunAxis) -> None:
         """Draw a numbered vertical line where a resumed run changed settings; the legend has the text."""
         for number, change in enumerate(self.changes, 1):
             x = horizontal.place(self.lines[change.run], change.step)
-            axes.axvline(x, color=self.looks[change.run]["c"], zorder=0.5, **CHANGE)
+            axes.axvline(x, color=self.looks[change.run].color, zorder=0.5, **CHANGE)
             axes.annotate(
                 str(number), (x, 1), xycoords=("data", "axes fraction"), xytext=(2, -2), textcoords="offset points",
                 va="top", fontsize=7, color=GRAY,
@@ -126,13 +138,13 @@ class DrawnRuns(NamedTuple):
         from matplotlib.lines import Line2D
 
         names = [drawable(name) for name in self.looks]
-        handles = [Line2D([], [], **look) for look in self.looks.values()]
+        handles = [Line2D([], [], **look.style) for look in self.looks.values()]
         for kind, style in kinds.items():
             names.append(kind)
             handles.append(Line2D([], [], color=GRAY, **style))
         for number, change in enumerate(self.changes, 1):
             names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
-            handles.append(Line2D([], [], color=self.looks[change.run]["c"], **CHANGE))
+            handles.append(Line2D([], [], color=self.looks[change.run].color, **CHANGE))
 
         most = 2 if self.changes else 4  # columns
         figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), most))
@@ -192,22 +204,20 @@ class Curves(NamedTuple):
         return Curves(column(lines, "loss"), column(partial, "val_loss"), column(full, "val_loss"))
 
 
-def draw_losses(
-    axes: Axes, curve: Curves, lines: Lines, horizontal: RunAxis, look: Style, *, with_lowest: bool
-) -> None:
+def draw_losses(axes: Axes, curve: Curves, lines: Lines, horizontal: RunAxis, look: Look, *, with_lowest: bool) -> None:
     """Draw the losses of a run; optionally, write the lowest comparable validation loss next to its point."""
     training_steps, training = curve.training
     style = TRAINING if curve.has_validation else {"linewidth": 1}
-    axes.plot(horizontal.place(lines, training_steps), training, **look, **style)
+    axes.plot(horizontal.place(lines, training_steps), training, **look.style, **style)
 
     steps, full = curve.full
     x = horizontal.place(lines, steps)
     if curve.partial.size:
         partial_steps, partial = curve.partial
-        axes.plot(horizontal.place(lines, partial_steps), partial, **look, **VALIDATION)
-        axes.plot(x, full, color=look["c"], **FULL)
+        axes.plot(horizontal.place(lines, partial_steps), partial, **look.style, **VALIDATION)
+        axes.plot(x, full, color=look.color, **FULL)
     else:
-        axes.plot(x, full, **look, **VALIDATION)
+        axes.plot(x, full, **look.style, **VALIDATION)
 
     if full.size and with_lowest:
         lowest = full.argmin()
@@ -215,37 +225,37 @@ def draw_losses(
         axes.annotate(text, (x[lowest], full[lowest]), (0, 8), textcoords="offset points", ha="center")
 
 
-def draw_layers(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Style) -> None:
+def draw_layers(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Look) -> None:
     """Draw the mean of a metric over the layers and, if the metric has a value for each layer, their range."""
     found = [line for line in lines if metric in line]
     if not found:
         return
     x = horizontal.place(lines, np.array([line["step"] for line in found], float))
     value_nL = np.array([np.ravel(line[metric]) for line in found], float)
-    axes.plot(x, value_nL.mean(1), **look, linewidth=1)
+    axes.plot(x, value_nL.mean(1), **look.style, linewidth=1)
     if value_nL.shape[1] > 1:
-        axes.fill_between(x, value_nL.min(1), value_nL.max(1), color=look["c"], alpha=0.15, linewidth=0)
+        axes.fill_between(x, value_nL.min(1), value_nL.max(1), color=look.color, alpha=0.15, linewidth=0)
 
 
-def draw_rollouts(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Style) -> None:
+def draw_rollouts(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Look) -> None:
     """Draw a metric of the sampled answers of a run."""
     steps, values = _smoothed(column(lines, metric))
-    axes.plot(horizontal.place(lines, steps), values, **look, **SAMPLED)
+    axes.plot(horizontal.place(lines, steps), values, **look.style, **SAMPLED)
 
 
-def draw_held_out(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Style) -> None:
+def draw_held_out(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, look: Look) -> None:
     """Draw a metric of the answers to held-out prompts, with its standard error if every line has it."""
     steps, values = column(lines, metric)
     _, errors = column([line for line in lines if metric in line], f"{metric}_stderr")
     spread = errors if len(errors) == len(values) else None
-    axes.errorbar(horizontal.place(lines, steps), values, spread, color=look["c"], elinewidth=0.7, **HELD_OUT)
+    axes.errorbar(horizontal.place(lines, steps), values, spread, color=look.color, elinewidth=0.7, **HELD_OUT)
 
 
 def _smoothed(curve: np.ndarray) -> np.ndarray:
     """Replace groups of neighboring points of a curve `[2, n]` with their medians; about `SMOOTHING` points remain."""
-    each = max(curve.shape[1] // SMOOTHING, 1)
-    whole = curve[:, : curve.shape[1] // each * each]
-    medians: np.ndarray = np.median(whole.reshape(2, -1, each), axis=-1)
+    size = max(curve.shape[1] // SMOOTHING, 1)  # points of a group
+    whole = curve[:, : curve.shape[1] // size * size]
+    medians: np.ndarray = np.median(whole.reshape(2, -1, size), axis=-1)
     return medians
 
 

@@ -32,6 +32,34 @@ TOP = 5  # maximum number of most probable tokens shown at each position
 ABLATION = 10**12  # maximum FLOPs of ablating each head in turn: about a minute on two cores
 
 
+class HeadSummary(NamedTuple):
+    """An attention head: its mean attention to some tokens, and its effect on the loss.
+
+    The means are over the queries except the first, unless it is the only query.
+
+    Attributes:
+        layer: index of the layer.
+        head: index of the head in the layer.
+        same: mean attention to the current token.
+        previous: mean attention to the previous token.
+        first: mean attention to the first token.
+        entropy: mean entropy of the attention weights, in nats.
+        without: increase of the loss per token with the head ablated; None: not computed.
+    """
+
+    layer: int
+    head: int
+    same: float
+    previous: float
+    first: float
+    entropy: float
+    without: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all computed values."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
 class Inspection(NamedTuple):
     """The predictions and activations of a model for a text of T tokens.
 
@@ -55,38 +83,37 @@ class Inspection(NamedTuple):
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
     without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
 
-    def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention to the current (`same`), the `previous` and the `first` token.
-
-        The means omit the first query, unless it is the only query. The dicts also have `layer`, `head`, the mean `entropy`
-        and, if computed, `without`.
-        """
+    def heads(self) -> list[HeadSummary]:
+        """Summarize each head, layer by layer."""
         begin = 1 if len(self.ids) > 1 else 0  # index of the first query in the means
         same = np.diagonal(self.attention, offset=0, axis1=2, axis2=3)
         previous = np.diagonal(self.attention, offset=-1, axis1=2, axis2=3)
         entropies = np.asarray(entropy(jnp.asarray(self.attention)))
-        values = {
-            "same": same[..., begin:].mean(-1),
-            "previous": previous.mean(-1) if begin else np.zeros(same.shape[:2]),
-            "first": self.attention[:, :, begin:, 0].mean(-1),
-            "entropy": entropies[..., begin:].mean(-1),
-        }
-        if self.without is not None:
-            values["without"] = self.without
+        same_LN = same[..., begin:].mean(-1)
+        previous_LN = previous.mean(-1) if begin else np.zeros(same.shape[:2])
+        first_LN = self.attention[:, :, begin:, 0].mean(-1)
+        entropy_LN = entropies[..., begin:].mean(-1)
 
-        rows = []
-        for layer, head in np.ndindex(same.shape[:2]):
-            row: dict[str, Any] = {"layer": layer, "head": head}
-            row |= {name: float(value[layer, head]) for name, value in values.items()}
-            rows.append(row)
-        return rows
+        summaries = []
+        for layer, head in np.ndindex(same_LN.shape):
+            summary = HeadSummary(
+                layer=layer,
+                head=head,
+                same=float(same_LN[layer, head]),
+                previous=float(previous_LN[layer, head]),
+                first=float(first_LN[layer, head]),
+                entropy=float(entropy_LN[layer, head]),
+                without=None if self.without is None else float(self.without[layer, head]),
+            )
+            summaries.append(summary)
+        return summaries
 
     def to_json(self) -> dict[str, Any]:
         """Return all values but the attention maps, which are summarized by `heads`."""
         values = self._asdict()
         del values["attention"]
         arrays = {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
-        return values | arrays | {"heads": self.heads()}
+        return values | arrays | {"heads": [head.to_json() for head in self.heads()]}
 
 
 def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:

@@ -56,11 +56,11 @@ class LogitDifference:
         B, T, V = logits_BTV.shape
         logits_BV = logits_BTV[:, as_int("position", self.position, -T, T - 1)]
 
-        def of(ids: int | Sequence[int]) -> jax.Array:
+        def mean_logit(ids: int | Sequence[int]) -> jax.Array:
             ids_B = answer_ids(V, ids, B)
             return jnp.take_along_axis(logits_BV, ids_B[:, None], -1).mean()
 
-        return of(self.right) - of(self.wrong)
+        return mean_logit(self.right) - mean_logit(self.wrong)
 
 
 def _measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
@@ -183,7 +183,7 @@ def sweep(
     Returns:
         The metric without edits, and the metrics of the edited models, `[len(names), n]` for an axis of size n.
     """
-    n = values[0].shape[axis]
+    n = values[0].shape[axis]  # cell i * n + j is slice j of activation i
 
     def measure(edits: Edits = ()) -> jax.Array:
         return _measure(metric, forward(model, params, tokens_BT, (), edits).logits)

@@ -6,7 +6,6 @@ Without edits and taps, `ops.edit` is None, and the compiled program equals the 
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -22,10 +21,12 @@ from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
+from jaxgpt.study.activation_names import activation_name
 
-Taps = tuple[str, ...]
-ActivationEdit = Callable[[jax.Array], Any]
-Edits = tuple[tuple[str, ActivationEdit], ...]
+# Names of activations are patterns: `*` matches any part of a name.
+Taps = tuple[str, ...]  # names of the activations to return
+ActivationEdit = Callable[[jax.Array], Any]  # function from an activation to its replacement
+Edits = tuple[tuple[str, ActivationEdit], ...]  # names, and the edits of these activations
 
 
 class ForwardPass(NamedTuple):
@@ -60,7 +61,10 @@ def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edit
 
 
 class Observer:
-    """An `ops.edit` that applies edits and collects taps during tracing; compared by edits and taps."""
+    """An `ops.edit` that applies edits and collects taps during tracing; compared by edits and taps.
+
+    An observer is for one forward pass.
+    """
 
     def __init__(self, edits: Edits = (), taps: Taps = ()) -> None:
         self.edits = edits
@@ -76,29 +80,31 @@ class Observer:
 
     def __call__(self, path: str, x: jax.Array) -> jax.Array:
         """Apply the matching edits to an activation, and record it if it is tapped."""
-        # Convert the path `h_3/attn/q` to the name `h.3.attn.q`, and `h_3/resid.pre` to `resid.pre.3`.
-        name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
-        name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
+        name = activation_name(path)
         self._seen.append(name)
-        for wanted, edit in self.edits:
-            if not fnmatchcase(name, wanted):
-                continue
-            before = x
-            x = jnp.asarray(edit(x))
-            if (x.shape, x.dtype) != (before.shape, before.dtype):
-                raise UserError(
-                    f"the edit of {name} returned {x.dtype} {list(x.shape)} for {before.dtype} {list(before.shape)}: shape "
-                    f"and dtype must stay the same"
-                )
-        if any(fnmatchcase(name, wanted) for wanted in self.taps):
+        for pattern, edit in self.edits:
+            if fnmatchcase(name, pattern):
+                x = _edited(name, edit, x)
+        if any(fnmatchcase(name, pattern) for pattern in self.taps):
             self._taken[name] = x
         return x
 
     def results(self) -> dict[str, jax.Array]:
         """Return the taps; raise `UserError` if a name matches no activation."""
-        edited = [name for name, _ in self.edits]
-        for wanted in (*self.taps, *edited):
-            if not any(fnmatchcase(name, wanted) for name in self._seen):
-                near = did_you_mean(wanted, self._seen)
-                raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists all names")
+        edited = [pattern for pattern, _ in self.edits]
+        for pattern in (*self.taps, *edited):
+            if not any(fnmatchcase(name, pattern) for name in self._seen):
+                near = did_you_mean(pattern, self._seen)
+                raise UserError(f"no activation {short_repr(pattern)}{near}: jaxgpt.study.names(lm) lists all names")
         return self._taken
+
+
+def _edited(name: str, edit: ActivationEdit, x: jax.Array) -> jax.Array:
+    """Apply an edit; raise `UserError` if it changes the shape or dtype."""
+    result = jnp.asarray(edit(x))
+    if (result.shape, result.dtype) != (x.shape, x.dtype):
+        raise UserError(
+            f"the edit of {name} returned {result.dtype} {list(result.shape)} for {x.dtype} {list(x.shape)}: shape "
+            f"and dtype must stay the same"
+        )
+    return result

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TICK = 0.17  # minimum distance of tick labels in inches
 LARGEST = (48.0, 18.0)  # maximum width and height of a matrix figure in inches
 # Metrics of experts, and labels of their panels. A metric is a number, or a list with a value for each layer.
-OF_EXPERTS = {
+EXPERT_METRICS = {
     "load_entropy": "entropy of the load (1: equal)",
     "largest_share": "largest share of an expert",
     "balance_loss": "balance loss (1: equal)",
@@ -58,7 +58,7 @@ class RewardPanel(NamedTuple):
     label: str
 
 
-OF_REWARDS = (
+REWARD_PANELS = (
     RewardPanel("reward", "val_reward", "reward"),
     RewardPanel("answer_tokens", "val_answer_tokens", "tokens per answer"),
     RewardPanel("entropy", "", "entropy (nats per token)"),
@@ -169,7 +169,7 @@ def losses(
             raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss")
     drawn = DrawnRuns.of(runs)
     horizontals = [RunAxis.of(kind, runs) for kind in (AXES if x == "all" else [x])]
-    metrics = [name for name in OF_EXPERTS if _have(runs, name)]
+    metrics = [name for name in EXPERT_METRICS if _have(runs, name)]
     figure, loss_panels, expert_panels = _loss_panels(len(horizontals), len(metrics))
 
     for axes, horizontal in zip(loss_panels, horizontals, strict=True):
@@ -185,7 +185,7 @@ def losses(
         for name, lines in runs.items():
             draw_layers(axes, lines, metric, first, drawn.looks[name])
         first.draw(axes)
-        axes.set_ylabel(OF_EXPERTS[metric])
+        axes.set_ylabel(EXPERT_METRICS[metric])
     drawn.add_legend(figure, _loss_kinds(curves.values()))
     return figure
 
@@ -244,7 +244,7 @@ def rewards(
             raise UserError(f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward")
     drawn = DrawnRuns.of(runs)
     horizontal = RunAxis.of("step" if x == "all" else x, runs)
-    shown = [panel for panel in OF_REWARDS if _have(runs, panel.sampled)]
+    shown = [panel for panel in REWARD_PANELS if _have(runs, panel.sampled)]
     figure = new_figure(3.6 * len(shown) + 0.8, 3.8)
     [grid] = figure.subplots(1, len(shown), squeeze=False)
 
@@ -317,14 +317,14 @@ def _cells(
     axes = figure.subplots()
     image = _image(axes, values, limits, aspect="auto")
 
-    # Label every x-th column and every y-th row: as many as fit.
-    x = math.ceil(len(below) * TICK / figure_width)
-    y = math.ceil(len(left) * TICK / figure_height)
+    # Label as many columns and rows as fit, at equal distances.
+    column_step = math.ceil(len(below) * TICK / figure_width)
+    row_step = math.ceil(len(left) * TICK / figure_height)
     steep: dict[str, Any] = {}
     if any(len(label) > 3 for label in below):
         steep = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)
-    axes.set_yticks(range(0, len(left), y), left[::y], fontsize=8)
+    axes.set_xticks(range(0, len(below), column_step), below[::column_step], fontsize=8, **steep)
+    axes.set_yticks(range(0, len(left), row_step), left[::row_step], fontsize=8)
     axes.set(xlabel=labels.x, ylabel=labels.y, title=drawable(title))
     _add_bar(image, [axes], labels.bar)
     return figure

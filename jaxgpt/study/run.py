@@ -17,8 +17,9 @@ from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.model import check_lm
-from jaxgpt.lm.request import read_request
+from jaxgpt.lm.request import Request, read_request
 from jaxgpt.lm.sampler import OnlyIds, only_text
+from jaxgpt.lm.text import TextStream
 from jaxgpt.options import SEED
 from jaxgpt.study.activation_names import hidden_names, layer_names
 from jaxgpt.study.observer import ActivationEdit, ForwardPass, forward, observed
@@ -135,35 +136,50 @@ def generate(
     check_lm(lm)
     params, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
-    [row] = request.rows
-    [new] = request.new
-    text = request.text(0)
-    key_1 = row_keys(key, 1)
-    within_context = slice(lm.config.model.block_size)
-
-    # Each token is sampled from the logits of the whole text, which has room for the new tokens.
-    ids_1S = jnp.pad(jnp.asarray([row]), ((0, 0), (0, new)))
-    so_far = TokenBuffer(ids_1S, jnp.int32(len(row)))
-    for made in range(new):
-        at = len(row) + made - 1
-        logits_1TV = run(lm, so_far.ids_BS[:, within_context], (), edits).logits
-        last_11V = jax.lax.dynamic_slice_in_dim(logits_1TV, at, 1, axis=1)  # one program for all positions
-        last_11V = jax.device_get(last_11V)  # the logits may be sharded over the mesh of the model
-        sampled = _next_token(last_11V, so_far, key_1, made, sampling, only_text(lm))
-        text.add(sampled.token_B.tolist(), sampled.log_p_B.tolist())
-        if text.finish_reason:
-            break
-        so_far = so_far.append(sampled.token_B[:, None])
+    text = _continue(lm, request, edits, row_keys(key, 1), sampling)
     assert text.finish_reason is not None
 
-    ids = row + text.ids
-    logits, activations = run(lm, [ids[within_context]], taps, edits)
+    [prompt_ids] = request.rows
+    ids = prompt_ids + text.ids
+    logits, activations = run(lm, [ids[: lm.config.model.block_size]], taps, edits)
     generation = Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
     return Generated(ids, generation, logits, activations)
 
 
+def _continue(
+    lm: LM,
+    request: Request,
+    edits: Mapping[str, ActivationEdit] | None,
+    key_1: jax.Array,
+    sampling: SamplingParams,
+) -> TextStream:
+    """Sample the new tokens of a request with one row, until its text is finished."""
+    [prompt_ids] = request.rows
+    [max_new] = request.new
+    text = request.text(0)
+    only = only_text(lm)
+
+    # The buffer has room for all new tokens, so that all forward passes share a compiled program.
+    ids_1S = jnp.pad(jnp.asarray([prompt_ids]), ((0, 0), (0, max_new)))
+    so_far = TokenBuffer(ids_1S, jnp.int32(len(prompt_ids)))
+    for n_new in range(max_new):
+        ids_1T = so_far.ids_BS[:, : lm.config.model.block_size]
+        logits_1TV = run(lm, ids_1T, (), edits).logits
+        last = len(prompt_ids) + n_new - 1
+        last_11V = jax.lax.dynamic_slice_in_dim(logits_1TV, last, 1, axis=1)  # one program for all positions
+        last_11V = jax.device_get(last_11V)  # the logits may be sharded over the mesh of the model
+        sampled = _next_token(last_11V, so_far, key_1, n_new, sampling, only)
+
+        text.add(sampled.token_B.tolist(), sampled.log_p_B.tolist())
+        if text.finish_reason:
+            break
+        so_far = so_far.append(sampled.token_B[:, None])
+    return text
+
+
 @partial(jax.jit, static_argnums=(4, 5))
 def _next_token(
-    logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, only: OnlyIds
+    logits_11V: jax.Array, so_far: TokenBuffer, key_1: jax.Array, n_new: int, sampling: SamplingParams, only: OnlyIds
 ) -> Sampled:
-    return sample_token(logits_11V[:, 0], text, key_1, jnp.int32(made), sampling, (only,))
+    """Sample the new token with index `n_new` from the logits of the last token."""
+    return sample_token(logits_11V[:, 0], so_far, key_1, jnp.int32(n_new), sampling, (only,))

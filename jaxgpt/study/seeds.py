@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,27 +90,38 @@ def group_runs(
     first = next(iter(compared.values()))
     differ = [name for name in first if any(values[name] != first[name] for values in compared.values())]
 
-    members: list[tuple[dict[str, Any], dict[int, str]]] = []  # settings of a group, and the run of each seed
-    for run, values in compared.items():
-        own = {name: values[name] for name in differ}
-        run_of = next((each for of_group, each in members if of_group == own), None)
-        if run_of is None:
-            run_of = {}
-            members.append((own, run_of))
-        seed = settings[run]["train.seed"]
+    own = {run: {name: values[name] for name in differ} for run, values in compared.items()}
+    seeds = {run: values["train.seed"] for run, values in settings.items()}
+    recorded = windows or {}
+
+    groups = []
+    for group_settings in _distinct(own.values()):
+        run_of = _runs_by_seed([run for run in own if own[run] == group_settings], seeds)
+        group = SeedGroup(
+            settings=group_settings,
+            losses={seed: losses[run] for seed, run in run_of.items()},
+            runs=run_of,
+            windows={seed: recorded[run] for seed, run in run_of.items() if run in recorded},
+        )
+        groups.append(group)
+    return sorted(groups, key=lambda group: group.mean)
+
+
+def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the values without duplicates, in their order."""
+    found: list[dict[str, Any]] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _runs_by_seed(runs: Sequence[str], seeds: Mapping[str, int]) -> dict[int, str]:
+    """Return the runs of a group, keyed by seed; raise `UserError` if two have the same seed."""
+    run_of: dict[int, str] = {}
+    for run in runs:
+        seed = seeds[run]
         if seed in run_of:
             raise UserError(f"{run_of[seed]} and {run} have equal settings and train.seed {seed}: omit one of them")
         run_of[seed] = run
-
-    recorded = windows or {}
-    groups = []
-    for own, run_of in members:
-        groups.append(
-            SeedGroup(
-                settings=own,
-                losses={seed: losses[run] for seed, run in run_of.items()},
-                runs=run_of,
-                windows={seed: recorded[run] for seed, run in run_of.items() if run in recorded},
-            )
-        )
-    return sorted(groups, key=lambda group: group.mean)
+    return run_of

@@ -106,15 +106,15 @@ def test_the_lens_ends_in_the_predictions(found: Inspection) -> None:
 @pytest.mark.ci
 def test_heads_are_summarized(lm: LM, found: Inspection) -> None:
     heads = found.heads()
-    assert [(each["layer"], each["head"]) for each in heads] == [(layer, n) for layer in range(2) for n in range(4)]
+    assert [(each.layer, each.head) for each in heads] == [(layer, n) for layer in range(2) for n in range(4)]
 
     head = heads[5]  # head 1 of layer 1
-    assert head["previous"] == pytest.approx(np.diagonal(found.attention[1, 1], -1).mean())
+    assert head.previous == pytest.approx(np.diagonal(found.attention[1, 1], -1).mean())
     edited = study.run(lm, [found.ids], [], {"h.1.attn.head_out": lambda x: x.at[:, :, 1].set(0)})
     log_p = np.asarray(jax.nn.log_softmax(edited.logits[0], -1))
     loss = -float(log_p[np.arange(len(found.ids) - 1), found.ids[1:]].mean())
     clean = -np.log(found.next_probability).mean()
-    assert head["without"] == pytest.approx(loss - clean, abs=1e-5)
+    assert head.without == pytest.approx(loss - clean, abs=1e-5)
 
 
 @pytest.mark.ci
