@@ -19,6 +19,7 @@ from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend
 
+# Operations by platform: TPUs and unknown platforms, CPUs, GPUs. Attention in training is chosen separately (`KERNELS`).
 PLAIN = Ops(activate=activations.activate, experts=ragged_experts)
 CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend, experts=tiled_experts)
 GPU = PLAIN._replace(norm=norms.norm, experts=large_tiled_experts)
@@ -36,6 +37,7 @@ class AttentionKernel(NamedTuple):
     attend: AttendFn
 
 
+# KERNELS maps platforms to their attention kernels.
 KERNELS = {
     "cpu": AttentionKernel("tiled", cpu.attend),
     "gpu": AttentionKernel("cudnn", cudnn_attention),

@@ -20,7 +20,9 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions
 
 
 class Halo(NamedTuple):
-    """The keys before the chunks of a device, from other devices; the last device has those before its second chunk itself.
+    """The keys before the chunks of a device, which other devices have.
+
+    One exception: in `balanced_order`, both chunks of the last device are consecutive, so it has the keys before the second.
 
     Attributes:
         axes: names of the mesh axes that shard positions.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,18 +122,18 @@ def add_keys(queries: Queries, keys: Keys, state: Softmax, rule: Rule) -> Softma
     """Add keys to the softmax of each tile of queries."""
     tiles = _key_tiles(keys, rule)
 
-    def of_queries(arguments: tuple[Queries, Softmax]) -> Softmax:
-        query, state = arguments
+    def add_to_query_tile(query_and_state: tuple[Queries, Softmax]) -> Softmax:
+        query, state = query_and_state
 
-        def add(state: Softmax, tile: Keys) -> tuple[Softmax, None]:
+        def add_key_tile(state: Softmax, tile: Keys) -> tuple[Softmax, None]:
             mask = _mask(query.place, tile.place, rule)
             return jax.lax.cond(mask.any(), lambda: _add_tile(query, tile, mask, state, rule), lambda: state), None
 
-        state, _ = jax.lax.scan(add, state, tiles)
+        state, _ = jax.lax.scan(add_key_tile, state, tiles)
         return state
 
-    result: Softmax = jax.lax.map(of_queries, (queries, state))
-    return result
+    softmax: Softmax = jax.lax.map(add_to_query_tile, (queries, state))
+    return softmax
 
 
 def finish(state: Softmax, like_BTNH: Array) -> tuple[Array, Array]:
@@ -156,23 +156,26 @@ def gradients(
 ) -> tuple[Array, Array, Array]:
     """Return dq plus the terms of some keys, and the gradients of these keys and values, all float32."""
 
-    def of_keys(dq_nBKGtH: Array, tile: Keys) -> tuple[Array, tuple[Array, Array]]:
+    def of_key_tile(dq_nBKGtH: Array, tile: Keys) -> tuple[Array, tuple[Array, Array]]:
         zeros = jnp.zeros(tile.k_BKSH.shape, jnp.float32), jnp.zeros(tile.v_BKHS.shape, jnp.float32)
 
-        def add(sums: tuple[Array, Array], arguments: Any) -> tuple[tuple[Array, Array], Array]:
-            query, of_query, dq_BKGtH = arguments
+        def add_query_tile(
+            dk_and_dv: tuple[Array, Array], query_tile: tuple[Queries, BackwardInputs, Array]
+        ) -> tuple[tuple[Array, Array], Array]:
+            dk_BKsH, dv_BKHs = dk_and_dv
+            query, saved, dq_BKGtH = query_tile
             mask = _mask(query.place, tile.place, rule)
 
             def terms() -> tuple[tuple[Array, Array], Array]:
-                dq, dk, dv = _tile_gradients(query, of_query, tile, mask, rule)
-                return (sums[0] + dk, sums[1] + dv), dq_BKGtH + dq
+                dq, dk, dv = _tile_gradients(query, saved, tile, mask, rule)
+                return (dk_BKsH + dk, dv_BKHs + dv), dq_BKGtH + dq
 
-            return jax.lax.cond(mask.any(), terms, lambda: (sums, dq_BKGtH))
+            return jax.lax.cond(mask.any(), terms, lambda: (dk_and_dv, dq_BKGtH))
 
-        sums, dq_nBKGtH = jax.lax.scan(add, zeros, (queries, saved, dq_nBKGtH))
-        return dq_nBKGtH, sums
+        dk_and_dv, dq_nBKGtH = jax.lax.scan(add_query_tile, zeros, (queries, saved, dq_nBKGtH))
+        return dq_nBKGtH, dk_and_dv
 
-    dq_nBKGtH, (dk_nBKsH, dv_nBKHs) = jax.lax.scan(of_keys, dq_nBKGtH, _key_tiles(keys, rule))
+    dq_nBKGtH, (dk_nBKsH, dv_nBKHs) = jax.lax.scan(of_key_tile, dq_nBKGtH, _key_tiles(keys, rule))
     return dq_nBKGtH, _join(dk_nBKsH, 2, keys.k_BKSH.shape[2]), _join(dv_nBKHs, 3, keys.v_BKHS.shape[3])
 
 

@@ -44,7 +44,7 @@ from jaxgpt.ops.attention import Edit, Positions, Visible, attend
 
 
 class Exchange(NamedTuple):
-    """How a device receives the keys of other devices.
+    """The exchange of keys between the devices that have the positions of a row.
 
     Attributes:
         ring: whether all keys move in a ring; otherwise they are gathered.

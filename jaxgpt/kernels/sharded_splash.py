@@ -65,27 +65,28 @@ class ShardedSplash:
 
         k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
         scaled_q = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-        arrays = scaled_q, k_BKSH, v_BKHS, visible.query, visible.query
-        chunks = 1 if self.balanced == 1 else 2
-        # Chunks of the order are chunks of a device if the same number of devices has the row.
-        size = 0
-        if self.balanced in (1, division.devices):
-            size = halo_size(visible.window, T // division.devices // chunks)
-        if size:
-            halo = Halo(division.axes, size, chunks)
+        arrays = (scaled_q, k_BKSH, v_BKHS, visible.query, visible.query)
+        halo = self._halo(division, visible.window, T)
+        if halo is not None:
             local = functools.partial(_within_halo, halo, visible.window, tile)
-            return _on_devices(local, division, (), (), arrays)
+            return _on_devices(local, division, arrays)
 
-        # The kernel of a device holds its rows of the mask, which are sharded like the queries.
         splash = _splash()
         mask = _row_mask(T, self.balanced, visible.window)
         heads = q_BTNH.shape[2]
         kernel = splash.make_splash_mha(
             splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=division.devices, **_options(tile)
         )
-        rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
-        local = functools.partial(_over_rows, division.axes)
-        return _on_devices(local, division, (kernel,), (kernel.manual_sharding_spec(rows),), arrays)
+        return _on_devices(functools.partial(_over_rows, division.axes), division, arrays, kernel)
+
+    def _halo(self, division: Division, window: int, T: int) -> Halo | None:
+        """Return the halo of a device; None: it needs the keys of whole rows."""
+        # Chunks of the order are chunks of a device if the same number of devices has the row.
+        if self.balanced not in (1, division.devices):
+            return None
+        chunks = 1 if self.balanced == 1 else 2
+        size = halo_size(window, T // division.devices // chunks)
+        return Halo(division.axes, size, chunks) if size else None
 
 
 def tile_size(T: int, devices: int, balanced: int = 1) -> int:
@@ -103,18 +104,23 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     return 0
 
 
-def _on_devices(
-    local: Callable[..., Array], division: Division, extra: tuple[Any, ...], extra_specs: tuple[Any, ...], arrays: Any
-) -> Array:
-    """Compute `local(*extra, q, k, v, positions, positions of rows)` on each device.
+def _on_devices(local: Callable[..., Array], division: Division, arrays: tuple[Any, ...], kernel: Any = None) -> Array:
+    """Compute `local(kernel, q, k, v, positions, positions of rows)` on each device; kernel None: without this argument.
 
     The backward pass receives the keys again, and has the saved results of the kernel.
     """
+    specs: tuple[Any, ...] = tuple(division)
+    if kernel is not None:
+        # The kernel of a device holds its rows of the mask, which are sharded like the queries.
+        rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
+        specs = (kernel.manual_sharding_spec(rows), *specs)
+        arrays = (kernel, *arrays)
+
     saves_results = jax.checkpoint_policies.save_only_these_names("attention")
     local = jax.checkpoint(local, policy=saves_results)
     # check_vma=False: the kernel does not annotate which mesh axes its results vary over.
-    divided = jax.shard_map(local, in_specs=(*extra_specs, *division), out_specs=division.queries, check_vma=False)
-    out_BTNH: Array = divided(*extra, *arrays)
+    divided = jax.shard_map(local, in_specs=specs, out_specs=division.queries, check_vma=False)
+    out_BTNH: Array = divided(*arrays)
     return out_BTNH
 
 

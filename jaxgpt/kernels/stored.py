@@ -85,12 +85,18 @@ class Stored:
 
         dtype = x.dtype if self.values_OI.dtype == x.dtype else jnp.float32
         x_RI = x.reshape(-1, inputs).astype(dtype)
-        # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product; int32 sums hold 2^17 inputs.
-        fast = len(x_RI) <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
-        by_digits = fast and self.values_OI.dtype == jnp.int8 and inputs <= 2**17
-        on_cpu = _product_by_digits if by_digits else _product
+        on_cpu = _product_by_digits if _is_faster_by_digits(self.values_OI, rows=len(x_RI)) else _product
         y_RO = jax.lax.platform_dependent(x_RI, self.values_OI, cpu=on_cpu, default=_product) * self.scale_O[None]
         return y_RO.astype(x.dtype).reshape(*x.shape[:-1], outputs)
+
+
+def _is_faster_by_digits(values_OI: jax.Array, rows: int) -> bool:
+    """Return whether a CPU multiplies this number of rows faster with `_product_by_digits` than with `_product`."""
+    inputs = values_OI.shape[1]
+    if values_OI.dtype != jnp.int8 or inputs > 2**17:  # int32 sums hold 2^17 inputs
+        return False
+    # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product.
+    return rows <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
@@ -145,4 +151,6 @@ def _integer_product(x_XI: jax.Array, values_OI: jax.Array) -> jax.Array:
         return _dot(x_XI, values_OI, preferred_element_type=jnp.int32)
     # Compute at least two sums: XLA converts a single sum to a matrix product without vector instructions.
     terms = tuple(values_OI.astype(jnp.int32) * x_1I for x_1I in x_XI[:, None].astype(jnp.int32))
-    return jnp.stack(jax.lax.reduce(terms, (jnp.int32(0),) * len(terms), lambda a, b: tuple(map(jnp.add, a, b)), (1,)))
+    zeros = (jnp.int32(0),) * len(terms)
+    sums = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (1,))
+    return jnp.stack(sums)

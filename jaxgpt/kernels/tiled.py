@@ -75,7 +75,7 @@ def tiles(T: int, window: int) -> list[Tile]:
     """Divide T tokens into tiles; with a window, a tile attends to as many whole tiles before it as the window touches."""
     size = tile_size(T)
     reach = math.ceil((window or T) / size) * size
-    result = []
+    found = []
     for start in range(0, T, size):
         tile = Tile(
             start=start,
@@ -83,8 +83,52 @@ def tiles(T: int, window: int) -> list[Tile]:
             first_key=max(start - reach, 0),
             end_query=min(start + size + reach, T),
         )
-        result.append(tile)
-    return result
+        found.append(tile)
+    return found
+
+
+class _Inputs(NamedTuple):
+    """The inputs of the forward pass; N: the heads of all rows, or of a group.
+
+    `document_NT` is None for rows of one document.
+    """
+
+    q_NTH: Array
+    k_NSH: Array
+    v_NSH: Array
+    document_NT: Array | None
+
+
+class _Residuals(NamedTuple):
+    """Values of the forward pass that the backward pass needs; keys and values may have fewer heads than queries."""
+
+    q_NTH: Array
+    k_NSH: Array
+    v_NSH: Array
+    document_NT: Array | None
+    out_NTH: Array
+    lse_NT: Array
+
+
+class _BackwardInputs(NamedTuple):
+    """The inputs of the backward pass; N: the heads of all rows, or of a group."""
+
+    q_NTH: Array
+    k_NSH: Array
+    v_NSH: Array
+    out_NTH: Array
+    lse_NT: Array
+    dout_NTH: Array
+    k_NHS: Array  # the keys, transposed
+    document_NT: Array | None
+
+
+class _PartOfDq(NamedTuple):
+    """The terms of dq from a tile of keys, `[N, H, T]`, for the queries from `start` to `end`."""
+
+    start: int
+    end: int
+    dq_NHT: Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -94,22 +138,23 @@ def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | N
     return out
 
 
-def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, tuple[Any, ...]]:
+def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, _Residuals]:
     forward = functools.partial(_forward_heads, window)
     k_of_q, v_of_q = _for_each_query(q, k, v)
-    out_and_lse = _over_heads(forward, (q, k_of_q, v_of_q, document_NT))
+    out_and_lse = _over_heads(forward, _Inputs(q, k_of_q, v_of_q, document_NT))
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out, lse = checkpoint_name(out_and_lse, "attention")
-    return out, (q, k, v, document_NT, out, lse)
+    return out, _Residuals(q, k, v, document_NT, out, lse)
 
 
-def _backward(window: int, residuals: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
+def _backward(window: int, residuals: _Residuals, dout: Array) -> tuple[Array | None, ...]:
     q, k, v, document_NT, out, lse = residuals
     backward = functools.partial(_backward_heads, window)
     k_of_q, v_of_q = _for_each_query(q, k, v)
     # Transpose the keys outside the loop: inside, XLA would fuse the transposition with the product.
     k_NHS = k_of_q.swapaxes(1, 2)
-    dq, dk_of_q, dv_of_q = _over_heads(backward, (q, k_of_q, v_of_q, out, lse, dout, k_NHS, document_NT))
+    inputs = _BackwardInputs(q, k_of_q, v_of_q, out, lse, dout, k_NHS, document_NT)
+    dq, dk_of_q, dv_of_q = _over_heads(backward, inputs)
 
     # A key head that serves several query heads receives the sum of their gradients.
     def of_key_heads(gradient: Array) -> Array:
@@ -128,9 +173,9 @@ def _for_each_query(q: Array, *keys: Array) -> list[Array]:
     return [jnp.repeat(x, queries_per_key, axis=0) for x in keys]
 
 
-def _over_heads(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+def _over_heads(function: Callable[..., Any], arrays: _Inputs | _BackwardInputs) -> Any:
     """Map `function` over groups of heads, as large as `SCORES` allows."""
-    N, T = arrays[0].shape[:2]
+    N, T = arrays.q_NTH.shape[:2]
     scores_per_head = tile_size(T) * T
     divisors = [n for n in range(1, N + 1) if N % n == 0]
     heads = max(n for n in divisors if n == 1 or n * scores_per_head <= SCORES)
@@ -140,18 +185,20 @@ def _over_heads(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
 
 
-def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
+def _forward_heads(window: int, inputs: _Inputs) -> tuple[Array, Array]:
     """Compute attention for a group of heads; return the output and each query's log-sum-exp."""
-    q_NTH, k_NSH, v_NSH, document_NT = arrays
+    q_NTH, k_NSH, v_NSH, document_NT = inputs
     slot = jnp.arange(k_NSH.shape[1])
     outs = []
     lses = []
-    for start, end, first_key, _ in tiles(len(slot), window):
+    for tile in tiles(len(slot), window):
         # The queries of this tile, and all keys that they may attend to.
-        q = q_NTH[:, start:end]
-        k = k_NSH[:, first_key:end]
-        v = v_NSH[:, first_key:end]
-        mask = _mask(np.s_[start:end, None], np.s_[None, first_key:end], slot, document_NT, window)
+        queries = np.s_[tile.start : tile.end]
+        keys = np.s_[tile.first_key : tile.end]
+        q = q_NTH[:, queries]
+        k = k_NSH[:, keys]
+        v = v_NSH[:, keys]
+        mask = _mask(np.s_[queries, None], np.s_[None, keys], slot, document_NT, window)
 
         # Softmax with the maximum subtracted; the division follows the product with the values.
         scores_NTS = _product("NTH,NSH->NTS", q, k)
@@ -167,9 +214,9 @@ def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
 
 
-def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
+def _backward_heads(window: int, inputs: _BackwardInputs) -> tuple[Array, Array, Array]:
     """Compute dq, dk and dv for a group of heads, with scores `[N, S, T]` to avoid transpositions."""
-    q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = arrays
+    q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = inputs
     dtype = q_NTH.dtype
     slot = jnp.arange(k_NSH.shape[1])
     all_tiles = tiles(len(slot), window)
@@ -177,15 +224,17 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
     dks = []
     dvs = []
     dq_parts = []
-    for start, end, _, end_query in all_tiles:
+    for tile in all_tiles:
         # The keys of this tile, and all queries that may attend to them.
-        k = k_NSH[:, start:end]
-        v = v_NSH[:, start:end]
-        q = q_NTH[:, start:end_query]
-        dout = dout_NTH[:, start:end_query]
-        lse_N1T = lse_NT[:, None, start:end_query]
-        delta_N1T = delta_NT[:, None, start:end_query]
-        mask = _mask(np.s_[None, start:end_query], np.s_[start:end, None], slot, document_NT, window)
+        keys = np.s_[tile.start : tile.end]
+        queries = np.s_[tile.start : tile.end_query]
+        k = k_NSH[:, keys]
+        v = v_NSH[:, keys]
+        q = q_NTH[:, queries]
+        dout = dout_NTH[:, queries]
+        lse_N1T = lse_NT[:, None, queries]
+        delta_N1T = delta_NT[:, None, queries]
+        mask = _mask(np.s_[None, queries], np.s_[keys, None], slot, document_NT, window)
 
         scores_NST = _product("NSH,NTH->NST", k, q)
         weights_NST = jnp.where(mask, jnp.exp(scores_NST - lse_N1T), 0.0)
@@ -194,13 +243,17 @@ def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array,
 
         dvs.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout))
         dks.append(_product("NST,NTH->NSH", dscores_NST, q))
-        dq_parts.append((start, end_query, _product("NHS,NST->NHT", k_NHS[:, :, start:end], dscores_NST)))
+        dq_NHT = _product("NHS,NST->NHT", k_NHS[:, :, keys], dscores_NST)
+        dq_parts.append(_PartOfDq(tile.start, tile.end_query, dq_NHT))
 
     # Each tile of queries receives a part of its gradient from every tile of keys that it attends to.
     dqs = []
-    for start, end, *_ in all_tiles:
-        parts = [part[:, :, start - first : end - first] for first, stop, part in dq_parts if first <= start < stop]
-        dqs.append(sum(parts))
+    for tile in all_tiles:
+        terms = []
+        for part in dq_parts:
+            if part.start <= tile.start < part.end:
+                terms.append(part.dq_NHT[:, :, tile.start - part.start : tile.end - part.start])
+        dqs.append(sum(terms))
     dq_NHT = jnp.concatenate(dqs, 2)
     return dq_NHT.swapaxes(1, 2).astype(dtype), jnp.concatenate(dks, 1), jnp.concatenate(dvs, 1)
 
