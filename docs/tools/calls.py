@@ -34,7 +34,7 @@ trainer.loop.train
               model.gpt.GPT.stack
                 model.gpt.GPT.blocks
                   block = model.gpt.Block.__call__
-                    model.gpt.Block._input
+                    model.gpt.Block._sublayer_input
                       model.gpt.Block._norm
                         model.norm.Norm.__call__
                           ops.norms.norm

@@ -67,16 +67,16 @@ class Block(Module):
         x_BTD = self.named("resid.pre", self.residual(x_BTD, tokens_BT))
 
         attention = self.attention(c, self.ops, name="attn")
-        normed_BTD = self._input(x_BTD, "ln_1")
+        normed_BTD = self._sublayer_input(x_BTD, "ln_1")
         out_BTD, kv = attention(normed_BTD, visible, rotation, cache, layer, pattern_key, tokens_BT)
-        y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
+        y_BTD = self._add_output(x_BTD, self.named("attn.out", out_BTD), "ln_1", attn_key)
         y_BTD = self.named("resid.mid", y_BTD)
 
         sides: SideOutputs = {}
         if c.mlp != "none":
-            normed_BTD = self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
+            normed_BTD = self._sublayer_input(x_BTD if c.parallel_residual else y_BTD, "ln_2")
             out_BTD, sides = self.feed_forward(normed_BTD, visible.query)
-            y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
+            y_BTD = self._add_output(y_BTD, self.named("mlp.out", out_BTD), "ln_2", mlp_key)
         y_BTD = constrain(y_BTD, ("residual", "length", "width"))
         return self.named("resid.post", y_BTD), kv, sides
 
@@ -92,10 +92,13 @@ class Block(Module):
         mlp = self.mlp(self.config, self.ops, name="mlp")
         return mlp(x_BTD), {}
 
-    def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
-        return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
+    def _sublayer_input(self, x_BTD: jax.Array, name: str) -> jax.Array:
+        """Return the input of a sublayer: the residual stream, with the norm before the sublayer."""
+        if self.config.norm_position in ("pre", "both"):
+            return self._norm(x_BTD, name)
+        return x_BTD
 
-    def _add(self, x_BTD: jax.Array, out_BTD: jax.Array, name: str, key: jax.Array | None) -> jax.Array:
+    def _add_output(self, x_BTD: jax.Array, out_BTD: jax.Array, name: str, key: jax.Array | None) -> jax.Array:
         """Add a sublayer's output to the residual stream, with dropout and the norms after the sublayer."""
         position = self.config.norm_position
         if position in ("output", "both"):

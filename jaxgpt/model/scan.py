@@ -29,7 +29,7 @@ class _Layer(NamedTuple):
 
     params: Any
     number: jax.Array  # from 0
-    key: jax.Array | None  # of the dropout masks; None: no dropout
+    key: jax.Array | None  # random key of the dropout masks; None: no dropout
 
 
 class ScannedGPT(GPT):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-TINY = 1e-20  # keeps the sum of a token's scores above 0
-SCALE = 2.0**40  # keeps the square of such a sum above 0
+TINY = 1e-20  # term that keeps the sum of a token's scores above 0
+EXPANSION = 2.0**40  # factor of such a sum that keeps its square above 0
 # SCORES maps the kinds of scores to functions from the logits of a token's experts to their scores.
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
@@ -89,7 +89,7 @@ def _divided_by_sum(score: jax.Array) -> jax.Array:
     """Divide the scores of a token by their sum; the result is 0 if all scores are 0."""
     # The derivative divides by the square of the sum, which would underflow. Factors of 2 do not change the quotient.
     total = score.sum(-1, keepdims=True) + TINY
-    return (SCALE * score) / (SCALE * total)
+    return (EXPANSION * score) / (EXPANSION * total)
 
 
 def expert_load(choice_BTA: jax.Array, experts: int, is_token_BT: jax.Array) -> jax.Array:

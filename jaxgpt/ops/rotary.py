@@ -113,7 +113,7 @@ def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
     ("rotate half"), and a is the vector of the R/2 angles. The other channels are unchanged.
     """
     chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
-    cos, sin = (each[:, :, None, :] for each in rotation)
+    cos, sin = (x_BTh[:, :, None, :] for x_BTh in rotation)
     half = cos.shape[-1]
     x1, x2, rest = jnp.split(x_BTNH.astype(jnp.float32), [half, 2 * half], axis=-1)
     y1 = x1 * cos - x2 * sin
