@@ -61,8 +61,9 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """
     T = tokens_BT.shape[1]
     before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # token s - 1 equal to the query token
-    at = jnp.arange(T)
-    candidates_TS = (at[None, :] <= at[:, None]) & (at[None, :] > 0)  # keys up to the query, except the first
+    position_T = jnp.arange(T)
+    is_causal_TS = position_T[None, :] <= position_T[:, None]
+    candidates_TS = is_causal_TS & (position_T[None, :] > 0)  # keys up to the query, except the first
     follows_BTS = before_BTS & candidates_TS[None]
     repeated_BT = follows_BTS.any(-1)
     mass_N = jnp.where(follows_BTS[:, None], pattern_BNTS, 0.0).sum((0, 2, 3))

@@ -157,14 +157,17 @@ def patch(
     if over == "heads" and values[0].ndim != 4:
         raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
 
-    # Activations of heads are [B, T, N, H], but scores and patterns [B, N, T, S].
-    if site.endswith((".scores", ".pattern")):
-        axes = {"heads": 1, "positions": 2}
-    else:
-        axes = {"positions": 1, "heads": 2}
     clean_value = _measure(metric, out.logits)
-    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axes[over], metric)
+    axis = _axis_of(site, over)
+    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric)
     return Patching(clean_value, corrupted_value, grid)
+
+
+def _axis_of(site: str, over: Literal["positions", "heads"]) -> int:
+    """Return the axis of positions or heads of an activation: `[B, T, N, H]`, but `[B, N, T, S]` for scores and patterns."""
+    if site.endswith((".scores", ".pattern")):
+        return 1 if over == "heads" else 2
+    return 2 if over == "heads" else 1
 
 
 def sweep(
