@@ -99,34 +99,28 @@ def _term_axes() -> tuple[str, ...]:
 def _on_mesh(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate: Activation) -> Array:
     """Compute the terms of each device's matrices, and add the terms of all devices, in the dtype of the inputs.
 
-    Devices with terms of the same rows add them (`equal`); devices with different rows exchange the rows first (`exchanged`).
+    Devices with the same rows add their terms; devices with different rows exchange the rows first.
     """
     tokens = logical_spec(*TOKENS)
     widen = logical_spec(*WIDENING)
     narrow = logical_spec(*NARROWING)
     expert_axes = mesh_axes(widen, 0)
     row_axes = mesh_axes(tokens, 0)
-    exchanged = tuple(axis for axis in _term_axes() if axis in row_axes)
-    equal = tuple(axis for axis in _term_axes() if axis not in row_axes)
+    different_rows = tuple(axis for axis in _term_axes() if axis in row_axes)
+    same_rows = tuple(axis for axis in _term_axes() if axis not in row_axes)
     E = weights.up_EDF.shape[0]
 
-    # Gather the cast weights along fsdp: without the constraint, XLA would gather float32 and cast the result.
-    widening = ("expert", "embed", "mlp")
-    weights = ExpertWeights(
-        up_EDF=constrain(weights.up_EDF, widening),
-        down_EFD=constrain(weights.down_EFD, ("expert", "mlp", "embed")),
-        gate_EDF=None if weights.gate_EDF is None else constrain(weights.gate_EDF, widening),
-    )
+    weights = _with_own_sharding(weights)
 
     def terms(pairs: Pairs, weights: ExpertWeights) -> Array:
         first: Array | None = None
         if len(weights.up_EDF) < E:
             first = jax.lax.axis_index(expert_axes) * len(weights.up_EDF)
-        if exchanged:
-            gather = functools.partial(jax.lax.all_gather, axis_name=exchanged, tiled=True)
+        if different_rows:
+            gather = functools.partial(jax.lax.all_gather, axis_name=different_rows, tiled=True)
             pairs = jax.tree.map(gather, pairs)
         y_BTD = on_device(pairs, weights, activate, first=first)
-        added_BTD: Array = _added(y_BTD, exchanged, equal, pairs.x_BTD.dtype)
+        added_BTD: Array = _added(y_BTD, different_rows, same_rows, pairs.x_BTD.dtype)
         return added_BTD
 
     weight_specs = ExpertWeights(widen, narrow, None if weights.gate_EDF is None else widen)
@@ -135,36 +129,49 @@ def _on_mesh(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate
     return divided(pairs, weights)
 
 
+def _with_own_sharding(weights: ExpertWeights) -> ExpertWeights:
+    """Constrain the cast weights to the sharding of the parameters, so that the gather along fsdp follows the cast.
+
+    Without the constraint, XLA would gather float32 and cast the result.
+    """
+    widening = ("expert", "embed", "mlp")
+    return ExpertWeights(
+        up_EDF=constrain(weights.up_EDF, widening),
+        down_EFD=constrain(weights.down_EFD, ("expert", "mlp", "embed")),
+        gate_EDF=None if weights.gate_EDF is None else constrain(weights.gate_EDF, widening),
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _added(y_BTD: Array, exchanged: tuple[str, ...], equal: tuple[str, ...], dtype: Any) -> Array:
+def _added(y_BTD: Array, different_rows: tuple[str, ...], same_rows: tuple[str, ...], dtype: Any) -> Array:
     """Add float32 terms over devices, and return the rows of this device in a dtype.
 
-    Gradients are gathered in this dtype, without rounding. Devices of `equal` have equal gradients, so their sum needs no
-    collective.
+    Gradients are gathered in this dtype, without rounding. Devices with the same rows have equal gradients, so the
+    sum of these gradients needs no collective.
 
     Args:
-        y_BTD: terms of the rows of all devices along `exchanged`.
-        exchanged: mesh axes of devices with different rows.
-        equal: mesh axes of devices with the same rows.
+        y_BTD: terms of the rows of all devices along `different_rows`.
+        different_rows: mesh axes of devices with different rows.
+        same_rows: mesh axes of devices with the same rows.
         dtype: dtype of the result.
     """
     # Scatter before the sum, so that the sum has fewer rows.
-    if exchanged:
-        y_BTD = jax.lax.psum_scatter(y_BTD, exchanged, tiled=True)
-    if equal:
-        y_BTD = jax.lax.psum(y_BTD, equal)
+    if different_rows:
+        y_BTD = jax.lax.psum_scatter(y_BTD, different_rows, tiled=True)
+    if same_rows:
+        y_BTD = jax.lax.psum(y_BTD, same_rows)
     return y_BTD.astype(dtype)
 
 
 def _added_backward(
-    exchanged: tuple[str, ...], equal: tuple[str, ...], dtype: Any, _: None, dy_BTD: Array
+    different_rows: tuple[str, ...], same_rows: tuple[str, ...], dtype: Any, _: None, dy_BTD: Array
 ) -> tuple[Array]:
-    if exchanged:
-        dy_BTD = jax.lax.all_gather(dy_BTD, exchanged, tiled=True)
+    if different_rows:
+        dy_BTD = jax.lax.all_gather(dy_BTD, different_rows, tiled=True)
     dy_BTD = dy_BTD.astype(jnp.float32)
-    if equal:
+    if same_rows:
         # `shard_map` gives each of these devices an equal share of the gradient; the derivative of a sum adds the shares.
-        dy_BTD = dy_BTD * jax.lax.axis_size(equal)
+        dy_BTD = dy_BTD * jax.lax.axis_size(same_rows)
     return (dy_BTD,)
 
 

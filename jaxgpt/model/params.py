@@ -39,7 +39,7 @@ class Weight(NamedTuple):
 
     @property
     def stack(self) -> int:
-        """Number of stack axes: leading axes named in `STACKS`, and all other axes before the last two."""
+        """Number of stack axes: the leading axes named in `STACKS`, and at least all axes before the last two."""
         named = takewhile(lambda name: name in STACKS, self.axes)
         return max(len(list(named)), len(self.axes) - 2)
 

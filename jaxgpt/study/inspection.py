@@ -179,7 +179,10 @@ def _continued(lm: LM, prompt: str, max_new_tokens: int) -> tuple[list[int], int
 
 
 class _Computed(NamedTuple):
-    """The arrays of an inspection at P positions: the tokens of a text and, during the computation, padding."""
+    """The arrays of an inspection at P positions: the tokens of a text and, during the computation, padding.
+
+    They are JAX arrays during the computation, and NumPy arrays on the host.
+    """
 
     log_p_PV: Any
     stream_LPD: Any
