@@ -16,7 +16,7 @@ WORK = {
     "optimizer": "gradient norm, update, EMA",
     "communication": "collectives, including waiting for the slowest device",
 }
-NEAR = 2  # maximum distance of a neighbor: between a product and its neighbor, one instruction may lack a path, such as a copy
+NEAR = 2  # operand edges between a product and its neighbors: an instruction without a path, such as a copy, may be between
 
 
 def instruction_kinds(program: str) -> dict[str, str]:

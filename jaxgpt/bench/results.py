@@ -40,7 +40,7 @@ class DecodeResults(TypedDict):
     prompt: int  # tokens of the prompt
     new: int  # generated tokens
     dtype: str
-    first_call_seconds: float  # with compilation
+    first_call_seconds: float  # time to generate the first text, including compilation
     first_token_seconds: float
     token_seconds: float  # time of each further token
     tokens_per_second: float

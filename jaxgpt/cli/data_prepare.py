@@ -70,14 +70,14 @@ def _facts(index: Index) -> dict[str, str | list[str]]:
 
 
 def _split(part: SplitEntry) -> str:
-    """Describe a split."""
+    """Describe the documents, tokens, shards and bytes of a split."""
     counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
     size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
     return f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
 
 
 def _tokenizer(tokenizer: TokenizerEntry) -> str:
-    """Describe the tokenizer."""
+    """Describe the name, size and beginning-of-text token of the tokenizer."""
     bos = f"; {tokenizer['bos']} before each document" if tokenizer.get("bos") else ""
     return f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens{bos}"
 

@@ -70,7 +70,7 @@ def _stored_counts(path: Path) -> dict[str, Any]:
 
 
 def _count_facts(target: str, counts: Mapping[str, Any]) -> Facts:
-    """Return the facts of `model_counts`."""
+    """Return the lines about the result of `model_counts`, keyed by label."""
     return {
         "model": f"{target}, {counts['parameters']:,} parameters",
         "training": f"{counts['flops_per_token']:,} FLOPs per token",

@@ -22,7 +22,7 @@ NOT_IN_AGAINST = ("against", "meshes", "decode", "estimate", "json")
 
 
 class Case(NamedTuple):
-    """A run on hardware."""
+    """The subject of a plan: a run on hardware."""
 
     title: str  # preset, shape or run
     config: Config  # settings of a step, with a resolved mesh

@@ -19,7 +19,7 @@ class StepSizes(NamedTuple):
     config: Config  # settings of the run, with a resolved mesh
     slices: int  # number of slices, along data
     microbatches: int  # number of microbatches
-    width: int  # bytes of a number in the compute dtype
+    width: int  # bytes of an element in the compute dtype
     rows: int  # windows of a microbatch on a device
     vocab: int  # size of the vocabulary on a device
     weights: float  # elements of the weights, gathered along fsdp
@@ -152,7 +152,7 @@ def block_sums(step: StepSizes) -> Iterator[Collective]:
     times = model.n_layer * step.microbatches
     of_attention = of_mlp = [step.width, step.width]
     of_experts = [4, step.width]
-    widths = [*of_attention, *(of_experts if model.n_experts else of_mlp)]  # bytes per number of each sum
+    widths = [*of_attention, *(of_experts if model.n_experts else of_mlp)]  # bytes per element of each sum
     avoidable = 0
     if model.n_experts and model.shared_experts:
         widths += of_mlp

@@ -138,7 +138,7 @@ def product_flops(shape: tuple[int, ...], window: int) -> float:
     Query i sees `min(i + 1, window)` keys. Kernels compute whole tiles, so the result is a lower bound.
 
     Args:
-        shape: `[B, T, N, H]`.
+        shape: shape of the queries, `[B, T, N, H]`.
         window: maximum number of keys of a query; 0: T.
     """
     B, T, N, H = shape

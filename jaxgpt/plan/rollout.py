@@ -92,7 +92,7 @@ def _slot_bytes(config: Config) -> int:
 
 
 def _element_bytes(config: Config) -> int:
-    """Return the bytes of a number in the compute dtype."""
+    """Return the bytes of an element in the compute dtype."""
     return int(jnp.dtype(config.train.compute_dtype).itemsize)
 
 

@@ -17,8 +17,8 @@ class CloudSlices(NamedTuple):
 
     Attributes:
         chip: a key of `CHIPS`.
-        cores: units per chip in the number of a slice name: two TensorCores, or one chip.
-        grids: the grids of the slices.
+        cores: units per chip in the names of slices: 2 if the names count TensorCores, 1 if they count chips.
+        grids: number of chips along each dimension of each slice, such as 2x4.
     """
 
     chip: str

@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
     Attributes:
         objective_of: function from the model and `frozen_model` to the objective; None: the next token.
-        rows: function that returns a batch without rows, like `parallel.rows.row_spec`; None: windows.
+        rows: function that returns a batch with zero rows, for its shapes and dtypes (`parallel.rows.row_spec`); None: windows.
         windows: number of windows in a row.
         frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
         frozen_model: architecture of the frozen weights, such as a teacher's; None: the architecture of the model.

@@ -70,7 +70,7 @@ def should_apply(
         clipped = jnp.minimum(values, highest)
 
     seen = statistics.seen + finite
-    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # no float64 under x64
+    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # not float64 under jax_enable_x64
     # A spike is finite, so it also updates the means, but only with its clipped value.
     means = jnp.where(finite, means + (clipped - means) * weight, means)
 

@@ -18,7 +18,7 @@ class Result(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Numbers for `metrics.jsonl`; NaN and infinities are omitted there."""
+        """Numbers for `metrics.jsonl`; NaN and infinities are omitted from the file."""
         ...
 
     @property
@@ -97,7 +97,7 @@ class Every:
     """An expensive evaluator, which is called at fewer evaluations than the others.
 
     Attributes:
-        evaluator: the evaluator. It cannot be the first of a run, which ranks the checkpoints.
+        evaluator: evaluator to call. It cannot be the first evaluator of a run, which ranks the checkpoints.
         steps: call it after every multiple of this number of steps, and at the last evaluation; 0: only at the last evaluation.
     """
 

@@ -29,7 +29,7 @@ class FrozenWeights:
     """Frozen weights of a checkpoint: a function that reads them onto the devices of a program.
 
     Attributes:
-        source: the weights.
+        source: checkpoint to read the weights from.
         run: run that was trained with these weights: the resumed run or, for adapters, the run to start from; None: a new run.
         part: name of the checksum, as for `check_base`.
         checksum: SHA-256 of the arrays, set by the call; "" before.

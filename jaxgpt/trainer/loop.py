@@ -54,7 +54,7 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
 
 def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     """Run the training loop. Arguments, results and errors as for `train`."""
-    # The devices, which must be set before JAX first uses one.
+    # The devices. Their settings must precede JAX's first use of a device.
     use_cores(start.config.mesh, process_count(), start.config.model)
     keep_memory(start.config)
 

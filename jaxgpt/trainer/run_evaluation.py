@@ -22,7 +22,7 @@ class Evaluate:
     """Evaluates the state after a step: runs the evaluators, writes their metrics, and saves a checkpoint.
 
     Attributes:
-        evaluators: the evaluators; the first ranks the checkpoints.
+        evaluators: evaluators of the run, called in this order; the first ranks the checkpoints.
         record: receives the metrics.
         checkpoints: receives the state and its ranking.
         data: data of the run.

@@ -16,7 +16,7 @@ class _Call(NamedTuple):
 
     Attributes:
         at: time of the end in seconds, minus the excluded seconds until then.
-        done: steps done.
+        done: number of steps of the run until then.
     """
 
     at: float
