@@ -128,7 +128,8 @@ class Config(Section):
         """Yield the errors of mesh axes that do not divide the experts or the windows."""
         experts = self.model.n_experts
         if self.mesh.expert > 1 and (not experts or experts % self.mesh.expert):
-            yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}"
+            fix = "use a divisor, or --mesh.expert 1"
+            yield f"mesh.expert {self.mesh.expert} must divide the number of experts, model.n_experts {experts}: {fix}"
 
         # Each device along `context` computes two equal chunks of a window.
         chunks = 2 * self.mesh.context
@@ -165,7 +166,7 @@ class Config(Section):
         if steps % self.post.rollout_epochs:
             yield (
                 f"train.steps_per_call {steps}, the steps of a rollout, must be a multiple of post.rollout_epochs "
-                f"{self.post.rollout_epochs}"
+                f"{self.post.rollout_epochs}: change one of them"
             )
         if self.rollout_answers % self.post.answers_per_prompt:
             yield (
@@ -175,7 +176,7 @@ class Config(Section):
         for name in ("steps", "eval_every", "checkpoint_every"):
             number = getattr(train, name)
             if number % steps:
-                yield f"train.{name} {number} must be a multiple of train.steps_per_call {steps}"
+                yield f"train.{name} {number} must be a multiple of train.steps_per_call {steps}: change one of them"
         if train.epochs:
             yield "train.epochs does not apply to rollouts: use train.steps"
 

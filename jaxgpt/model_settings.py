@@ -125,7 +125,7 @@ class ModelConfig(Section):
         if self.n_head % self.kv_heads:
             yield f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
         if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
-            yield f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}"
+            yield f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}: omit head_dim"
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             rotated = f"rotates {self.rotary_width} of the {self.head_width} channels of a head"
             yield f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"

@@ -64,7 +64,7 @@ class Weights:
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(
-                f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}"
+                f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}: download it again"
             )
 
         extra = [name for name in self.tensors if name not in shapes and name not in ignored]
@@ -74,7 +74,9 @@ class Weights:
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:
-                raise UserError(f"{stored.file}: tensor {name} has shape {stored.shape}, expected {shape}")
+                raise UserError(
+                    f"{stored.file}: tensor {name} has shape {stored.shape}, expected {shape}: the config does not match"
+                )
             if stored.dtype not in FLOATS:
                 raise UserError(
                     f"{stored.file}: tensor {name} has type {stored.dtype}, expected one of {', '.join(FLOATS)}"

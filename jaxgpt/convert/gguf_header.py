@@ -98,7 +98,7 @@ def _read_header(path: Path) -> Header:
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror or e}") from None
     except (ValueError, LookupError, ArithmeticError, RecursionError) as e:
-        raise UserError(f"{path} is damaged, or not a GGUF file: {short_repr(str(e))}") from None
+        raise UserError(f"{path} is damaged, or not a GGUF file: {short_repr(str(e))}; download it again") from None
     if reader.byte_order != "I":
         raise UserError(f"{path} is big-endian: convert it to little-endian")
     _check_offsets(path, reader)

@@ -66,7 +66,7 @@ def _read_byte_level(metadata: Mapping[str, Any], special: SpecialTokens, where:
     """Build a byte-level BPE."""
     pre_tokenizer = read_pre_tokenizer(metadata, where)
     if f"{GGML}merges" not in metadata:
-        raise UserError(f"{where}: no {GGML}merges, so words cannot be merged to tokens; {OTHER}")
+        raise UserError(f"{where}: no {GGML}merges, which a byte-level BPE needs; {OTHER}")
     vocabulary = read_vocabulary(metadata, where)
     edges = _read_edges(metadata, special, pre_tokenizer.adds_bos, where)
     return _build(lambda: _byte_level(vocabulary, pre_tokenizer), vocabulary, edges)

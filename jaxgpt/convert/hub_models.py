@@ -36,7 +36,7 @@ def fetch_model(name: str, revision: str = "") -> Download:
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
-        raise UserError(f"{name} is not a file, a directory or a hub repository (owner/name)")
+        raise UserError(f"{name} is not a file, a directory or a hub repository (owner/name): correct the name")
     if not revision:
         revision = PINNED.get(repo, "main")
     directory = download(repo, PATTERNS, revision=revision, ignore=[SECOND_COPY])

@@ -52,7 +52,9 @@ def train_bpe_on_sample(sample: Sample, vocab_size: int, size: int) -> SubwordTo
 def _check_size(vocab_size: int) -> None:
     """Raise `UserError` if the vocabulary is too small for all bytes and the end-of-text token."""
     if vocab_size < 257:
-        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids")
+        raise UserError(
+            f"data.vocab_size {vocab_size} is too small: bytes and the end-of-text token need 257 ids; raise it"
+        )
 
 
 def _distinct_bytes(texts: Iterable[Sequence[str]]) -> int:

@@ -32,7 +32,7 @@ def read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}")
+            raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}; add the name")
         others = {}  # fields next to the function, such as an id
         if function is not call:
             others = {name: value for name, value in call.items() if value is not None}
@@ -59,7 +59,9 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
         return {}
     parsed = parse_field(arguments, f"the arguments of a call of {where}")
     if not isinstance(parsed, dict):
-        raise UserError(f"{where} has a call with arguments that are not an object: {short_repr(arguments)}")
+        raise UserError(
+            f"{where} has a call with arguments that are not an object: {short_repr(arguments)}; write an object"
+        )
     if repeats_key(parsed):
         raise UserError(f"{where} has a call with a key that is given twice: {short_repr(parsed)}; remove one")
     return arguments if isinstance(arguments, str) else parsed

@@ -116,7 +116,7 @@ def _role_of(turn: Any, where: str) -> str:
     sender = turn.get("from")
     name = turn.get("role") or sender
     if not isinstance(name, str):
-        raise UserError(f"{where} has no role: {short_repr(turn)}")
+        raise UserError(f"{where} has no role: {short_repr(turn)}; add a role such as user")
 
     role = _role(name)
     # Next to a role, `from` may also be the name of a person.
@@ -202,7 +202,9 @@ def text_of(content: Any, where: str) -> str:
     if content is None:
         raise UserError(f"{where} has no content: write a text, or omit the message")
     if not isinstance(content, list):
-        raise UserError(f"{where} has a content that is neither a text nor a list of text parts: {short_repr(content)}")
+        raise UserError(
+            f"{where} has a content that is neither a text nor a list of text parts: {short_repr(content)}; write a text"
+        )
     texts = list[str]()
     for part in content:
         match part:
@@ -211,7 +213,7 @@ def text_of(content: Any, where: str) -> str:
             case {"type": kind} if kind != "text":
                 raise UserError(f"{where} has a part of the type {short_repr(kind)}: only text is supported")
             case _:
-                raise UserError(f"{where} has a part that is not a text: {short_repr(part)}")
+                raise UserError(f"{where} has a part that is not a text: {short_repr(part)}; write a text")
     return "".join(texts)
 
 

@@ -201,7 +201,7 @@ class CharTokenizer(WordTokenizer):
 def check_not_negative(ids: np.ndarray) -> None:
     """Raise `UserError` if an id is negative."""
     if ids.min(initial=0) < 0:
-        raise UserError(f"id {ids.min()} is negative: ids are at least 0")
+        raise UserError(f"id {ids.min()} is negative: use ids of at least 0")
 
 
 def utf8_bytes(text: str) -> bytes:

@@ -202,7 +202,7 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no merges": (
         {key: value for key, value in BPE.items() if not key.endswith("merges")},
         {},
-        "no tokenizer.ggml.merges, so words cannot be merged to tokens; .*--tokenizer",
+        "no tokenizer.ggml.merges, which a byte-level BPE needs; .*--tokenizer",
     ),
     "numbers": (BPE, {"merges": [1, 2]}, "merges must be an array of type str"),
     "one token": (BPE, {"merges": ["ab"]}, "'ab' in tokenizer.ggml.merges is not two tokens"),

@@ -622,7 +622,7 @@ def test_a_format_has_the_variables_of_the_run_and_of_the_caller() -> None:
     [
         ("[1]", "must be an object"),
         ("{", "data.chat_template_kwargs: not valid JSON"),
-        ('{"messages": []}', "'messages' is not a variable of a template that can be set"),
+        ('{"messages": []}', "'messages' cannot be set as a variable of a template"),
     ],
 )
 def test_invalid_variables_are_one_line(value: str, message: str) -> None:
