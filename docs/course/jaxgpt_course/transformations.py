@@ -468,7 +468,10 @@ SEEDS = Exercise(
         ),
         ("the parameters before the step are returned: return the new ones", _each_seed(before=True)),
         ("the losses are averaged: return the loss of each seed", _each_seed(reduce=lambda losses: losses.mean())),
-        ("the parameters are averaged over the seeds: return the parameters of each seed, stacked", _each_seed(average=True)),
+        (
+            "the parameters are averaged over the seeds: return the parameters of each seed, stacked",
+            _each_seed(average=True),
+        ),
     ),
     jit="the seeds have no values there: map init over them, jax.vmap(init)(seeds_S), and then "
     "jax.vmap(step, in_axes=(0, None))",
