@@ -104,7 +104,9 @@ class PostConfig(Section):
         "several rewards are added: NAME=WEIGHT for each",
         private=True,
     )
-    reward_seconds: float = setting(60.0, "rewards: time limit of a call of the reward", above=0.0, high=1e6)
+    reward_seconds: float = setting(
+        60.0, "rewards: time limit of one call of the reward, in seconds", above=0.0, high=1e6
+    )
     group: int = setting(8, "rewards: answers to each prompt of a rollout", 2, 2**16)
     max_new_tokens: int = setting(64, "rollouts: maximum number of tokens of an answer", 1, MAX_TOKENS)
     overlong_tokens: int = setting(
