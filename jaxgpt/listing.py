@@ -106,7 +106,7 @@ class _Tree:
                 yield path
 
     def _below(self, directory: Path) -> Iterator[Path]:
-        """Yield the files of a subdirectory, unless it is skipped, or a link to a directory that is read anyway."""
+        """Yield the files of a subdirectory; skip outputs of jaxgpt, and links to directories that are read anyway."""
         if directory.is_symlink() and _is_read_anyway(directory.resolve(), self._root):
             return
         kind = output_kind(directory)

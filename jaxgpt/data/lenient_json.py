@@ -1,4 +1,4 @@
-"""Lenient JSON: unused fields of a record may have NaN, huge numbers, unpaired surrogates or a duplicate key."""
+"""Lenient JSON: accepts NaN, huge numbers, unpaired surrogates and duplicate keys, for example in unused fields of a record."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _versions(files: Iterable[Path]) -> list[str]:
 
 
 def _is_plain_version(plain: Path, path: Path, before: str, without_version: str) -> bool:
-    """Return whether a name without a version equals a name with a version, apart from the version and further words.
+    """Return whether two names differ only by a version and further words in the name with the version.
 
     Args:
         plain: file without a version in its name.

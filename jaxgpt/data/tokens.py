@@ -193,7 +193,7 @@ def has_header(ids: np.memmap) -> bool:
 def _check_size(ids: np.memmap) -> None:
     """Raise `UserError` if a memory-mapped file has become shorter: the operating system would kill the process at the read."""
     mapped: mmap.mmap | None = getattr(ids, "_mmap", None)  # NumPy has no public attribute for the map
-    if mapped is None:  # the result of an operation, in memory
+    if mapped is None:  # in memory: the result of an operation on a memory map
         return
     end = ids.offset - ids.offset % mmap.ALLOCATIONGRANULARITY + len(mapped)
     size = mapped.size()  # current size of the file
