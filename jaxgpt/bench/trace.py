@@ -58,7 +58,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
 
 
 class Event(NamedTuple):
-    """The execution of an instruction, in nanoseconds."""
+    """The execution of an instruction; times are in nanoseconds."""
 
     start: float
     end: float

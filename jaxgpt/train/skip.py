@@ -15,7 +15,7 @@ class SkipStatistics(NamedTuple):
 
     Attributes:
         in_a_row: int32, updates skipped since the last applied update.
-        total: int32, updates skipped.
+        total: int32, number of skipped updates since the start.
         seen: int32, updates with a finite loss and gradient, applied or skipped.
         loss: running mean of the loss.
         grad_norm: running mean of the global norm of the gradient.
