@@ -41,7 +41,7 @@ class _Work(NamedTuple):
     """The work of an instruction.
 
     Attributes:
-        path: source path of the instruction. A fusion has the path of its first product; without a product, its own path, or the path of its
+        path: source path. A fusion has the path of its first product; without a product, its own path, or the path of its
             first instruction with a path. "": dropped by the compiler.
         is_product: whether it is a product, or contains one.
     """
