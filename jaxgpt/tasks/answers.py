@@ -18,7 +18,8 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.generation import decode
 from jaxgpt.lm.request import read_request
 from jaxgpt.options import SEED
-from jaxgpt.tasks.requests import Count, check_same, encode, no_count, prefix_id
+from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.tasks.requests import check_same, encode, prefix_id
 
 ANSWER_ROWS = 16  # texts generated in a batch
 ANSWER_BLOCK = 8  # tokens between two searches for stop strings: most answers of tasks are short
@@ -53,7 +54,7 @@ def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:
         UserError: if a setting has no equivalent.
     """
     values = dict(request)
-    stop = tuple(each for each in values.pop("until", []) if each)
+    stop = tuple(string for string in values.pop("until", []) if string)
     new_tokens = int(values.pop("max_gen_toks"))
 
     is_sampled = values.pop("do_sample", False)
@@ -73,9 +74,11 @@ def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:
 
 
 def answer_prompts(
-    lm: LM, prompts: Sequence[GenerationRequest], count: Count = no_count, seed: int = SEED
+    lm: LM, prompts: Sequence[GenerationRequest], progress: Progress = NO_PROGRESS, seed: int = SEED
 ) -> list[str]:
     """Return the answer to each prompt, without its stop string; a prompt without room for an answer loses its beginning.
+
+    `progress` is called with the number of finished answers, and the total.
 
     Raises:
         UserError: if the answers of a request may fill the whole context.
@@ -95,7 +98,7 @@ def answer_prompts(
             # Every batch has its own seed.
             texts = _continue(lm, [ids[n] for n in batch], settings, seed + len(answers))
             answers |= dict(zip(batch, texts, strict=True))
-            count(len(answers), len(prompts))
+            progress(len(answers), len(prompts))
     return [answers[n] for n in range(len(prompts))]
 
 
@@ -103,9 +106,10 @@ def _by_settings(prompts: Sequence[GenerationRequest]) -> list[tuple[AnswerSetti
     """Return each distinct value of the settings and the indices of its prompts."""
     groups: list[tuple[AnswerSettings, list[int]]] = []
     for n, prompt in enumerate(prompts):
-        same = [members for settings, members in groups if settings == prompt.settings]
-        if same:
-            same[0].append(n)
+        for settings, members in groups:  # few: the settings are not hashable
+            if settings == prompt.settings:
+                members.append(n)
+                break
         else:
             groups.append((prompt.settings, [n]))
     return groups
@@ -139,7 +143,7 @@ def _continue(lm: LM, prompts: Sequence[list[int]], settings: AnswerSettings, se
 def _stop_strings(tokenizer: Tokenizer, stop: Sequence[str]) -> list[str]:
     """Return the strings that end an answer: as in the harness, also the name of the end-of-text token in ordinary text."""
     end = "" if tokenizer.eos_id is None else tokenizer.decode([tokenizer.eos_id])
-    return [each for each in (*stop, end) if each]
+    return [string for string in (*stop, end) if string]
 
 
 class _VisibleText:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,11 @@ from jaxgpt.errors import UserError
 FILES = (".yaml", ".yml")  # endings of files of tasks
 
 
-def check_task(name: str, task: Any) -> None:
-    """Raise `UserError` for tasks that a model of text cannot do, or that run generated programs."""
+def check_kind(name: str, task: Any) -> None:
+    """Raise `UserError` for a task that a model of text cannot do, or that runs generated programs.
+
+    Tasks of the harness mark themselves with these attributes.
+    """
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
             f"{name} runs the programs that a model writes, which jaxgpt does not do: choose a different task"
@@ -22,28 +24,49 @@ def check_task(name: str, task: Any) -> None:
         raise UserError(f"{name} has images or audio, and the model reads text: choose a different task")
 
 
-def check_one_source(name: str, loaded: Mapping[str, Any], sources: dict[str, str]) -> None:
-    """Add the tasks of a name or file to `sources`; raise `UserError` if a file and another source define the same task."""
-    for task in [*loaded["tasks"], *loaded.get("groups", {})]:
-        other = sources.setdefault(task, name)
-        if other != name and (name.endswith(FILES) or other.endswith(FILES)):
-            raise UserError(
-                f"the task {task} is defined twice, in {other} and {name}: rename one, or evaluate one at a time"
-            )
+def check_sources(tasks_of: Mapping[str, Sequence[str]]) -> None:
+    """Raise `UserError` if a file and another source define the same task or group.
+
+    A task may come from several names without files, such as a group and its member.
+
+    Args:
+        tasks_of: names of the tasks and groups from each source: a file, or a name in the index of the harness.
+    """
+    first_source: dict[str, str] = {}
+    for source, tasks in tasks_of.items():
+        for task in tasks:
+            first = first_source.setdefault(task, source)
+            if first != source and (first.endswith(FILES) or source.endswith(FILES)):
+                raise UserError(
+                    f"the task {task} is defined twice, in {first} and {source}: rename one, or evaluate one at a time"
+                )
 
 
-def check_one_file(files: Sequence[Path], task: str) -> None:
-    """Raise `UserError` if several files define the same task."""
-    if len(files) > 1:
-        raise UserError(f"the task {task} is defined twice, in {files[0]} and {files[1]}: rename one")
-
-
-def files_of_tasks(directory: Path) -> dict[str, list[Path]]:
-    """Return the files of a directory that define each task; the harness silently uses only one of them."""
-    files: dict[str, list[Path]] = {}
+def check_files(directory: Path, tasks: Sequence[str]) -> None:
+    """Raise `UserError` if several files of a directory define one of the tasks; the harness would use only one of them."""
+    first_file: dict[str, Path] = {}
     for file in sorted(directory.glob("**/*.yaml")):
-        for name in re.findall(
-            r"""^task: *["']?([\w.-]+)["']? *(?:#.*)?$""", file.read_text("utf-8", "replace"), re.MULTILINE
-        ):
-            files.setdefault(name, []).append(file)
-    return files
+        task = defined_task(file)
+        if task not in tasks:
+            continue
+        first = first_file.setdefault(task, file)
+        if first != file:
+            raise UserError(f"the task {task} is defined twice, in {first} and {file}: rename one")
+
+
+def defined_task(file: Path) -> str:
+    """Return the name of the task that a YAML file defines; "": none, as in the file of a group, or a file with an error."""
+    import yaml
+
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    try:
+        # Nodes, not values: the tag !function of the harness would import a program.
+        document = yaml.compose(file.read_text("utf-8", "replace"), Loader=loader)
+    except yaml.YAMLError:
+        return ""
+    if not isinstance(document, yaml.MappingNode):
+        return ""
+    for key, value in document.value:
+        if key.value == "task" and isinstance(value, yaml.ScalarNode):
+            return str(value.value)
+    return ""

@@ -82,8 +82,8 @@ class TaskScores:
         weights = program.weights(params)
         if STACKED in weights:
             weights = unstack_layers(weights, config.model.n_layer)
-        merged = replace(config, lora=LoraConfig())  # `program.weights` has merged the adapters
-        lm = LM(merged, weights, watch.data.tokenizer)
+        without_adapters = replace(config, lora=LoraConfig())  # `program.weights` has merged them
+        lm = LM(without_adapters, weights, watch.data.tokenizer)
         progress = _WatchedProgress(watch)
         try:
             results = self.tasks.evaluate(lm, limit=self.limit, chat_template=self.chat_template, progress=progress)

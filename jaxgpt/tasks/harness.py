@@ -9,14 +9,15 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from jaxgpt.data.chat_encoding import chat_format
+from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.tasks import answers, requests
-from jaxgpt.tasks.requests import Continuation, Count, no_count
+from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.tasks.answers import answer_prompts, as_prompt
+from jaxgpt.tasks.requests import Continuation, answer_choices, answer_texts, encode, prefix_id
 
 NEW_TOKENS = 256  # the harness' own default for answers
-
-PLACEHOLDER = "\ue000"  # a character for private use
+PLACEHOLDER = "\ue000"  # a character for private use, in place of the content of a message
 
 
 class TaskModel(TemplateLM):
@@ -24,15 +25,15 @@ class TaskModel(TemplateLM):
 
     Args:
         lm: model.
-        count: callback with the number of finished requests of a kind, and the total; its exceptions end the evaluation.
+        progress: called with the number of finished requests of a kind, and the total; its exceptions end the evaluation.
     """
 
     backend = "causal"
 
-    def __init__(self, lm: LM, count: Count = no_count) -> None:
+    def __init__(self, lm: LM, progress: Progress = NO_PROGRESS) -> None:
         super().__init__()
         self.lm = lm
-        self.count = count
+        self.progress = progress
 
     @property
     def eot_token_id(self) -> int:
@@ -43,7 +44,7 @@ class TaskModel(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The id before a text without context."""
-        return requests.prefix_id(self.lm)
+        return prefix_id(self.lm)
 
     @property
     def tokenizer_name(self) -> str:
@@ -52,28 +53,28 @@ class TaskModel(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Encode a text; by default, after the tokenizer's beginning-of-text ids."""
-        return requests.encode(self.lm, string, with_start=add_special_tokens is not False)
+        return encode(self.lm, string, with_start=add_special_tokens is not False)
 
-    def loglikelihood(self, requests_: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return the log probability of each choice, and whether greedy decoding would produce it."""
-        return super().loglikelihood(requests_, disable_tqdm=True)
+        return super().loglikelihood(requests, disable_tqdm=True)
 
-    def _loglikelihood_tokens(self, requests_: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-        choices = [Continuation(context, ids) for _, context, ids in requests_]
-        return requests.answer_choices(self.lm, choices, self.count)
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        choices = [Continuation(context, ids) for _, context, ids in requests]
+        return answer_choices(self.lm, choices, self.progress)
 
-    def loglikelihood_rolling(self, requests_: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log probability of each complete text, in nats."""
-        texts = [self.tok_encode(request.args[0]) for request in requests_]
-        return requests.answer_texts(self.lm, texts, self.count)
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        return answer_texts(self.lm, texts, self.progress)
 
-    def generate_until(self, requests_: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the generated answers."""
         prompts = []
-        for request in requests_:
+        for request in requests:
             text, settings = request.args
-            prompts.append(answers.as_prompt(text, normalize_gen_kwargs(settings, NEW_TOKENS)))
-        return answers.answer_prompts(self.lm, prompts, self.count)
+            prompts.append(as_prompt(text, normalize_gen_kwargs(settings, NEW_TOKENS)))
+        return answer_prompts(self.lm, prompts, self.progress)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the Jinja source of the chat template."""
@@ -88,36 +89,60 @@ class TaskModel(TemplateLM):
             UserError: if the model has no chat template, or the template rejects the messages or rewrites the last message.
         """
         try:
-            return self._render(chat_history, add_generation_prompt)
+            return self._prompt(chat_history, add_generation_prompt)
         except UserError:
             others = [message for message in chat_history if message["role"] != "system"]
             if len(others) == len(chat_history):
                 raise
-            return self._render(others, add_generation_prompt)
+            return self._prompt(others, add_generation_prompt)
 
-    def _render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """Render messages; raise the errors of `apply_chat_template`."""
+    def _prompt(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        """Render messages as `apply_chat_template` does, including system messages."""
+        template = self._template()
+        text = template.render(messages, add_generation_prompt=add_generation_prompt).text
+        if add_generation_prompt:
+            return text
+        end = _end_of_content(text, messages[-1]["content"], _text_after_content(template, messages))
+        if end is None:
+            raise UserError(
+                f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "
+                "content; omit --chat-template, or use a template that keeps the content"
+            )
+        return text[:end]
+
+    def _template(self) -> ChatTemplate:
         form = chat_format(self.lm.tokenizer, self.lm.config.data)
         if form is None:
             raise UserError(
                 f"{self.lm.source or 'the model'} has no chat template: omit --chat-template, or use a model for chats"
             )
-        text = form.template.render(messages, add_generation_prompt=add_generation_prompt).text
-        if add_generation_prompt:
-            return text
-        # The template may keep or drop white space at the end of the content. The text after the content, such as <|im_end|>,
-        # may contain it, too: this text follows a placeholder in its place.
-        *before, last = messages
-        probed = form.template.render([*before, {**last, "content": PLACEHOLDER}]).text
-        _, _, after = probed.rpartition(PLACEHOLDER)
-        limit = len(text) - len(after) if text.endswith(after) else len(text)
-        content = last["content"].lstrip()
-        begin = text.rfind(content.rstrip(), 0, limit)
-        if begin < 0:
-            raise UserError(
-                f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "
-                "content; omit --chat-template, or use a template that keeps the content"
-            )
-        if not text.startswith(content, begin):
-            content = content.rstrip()
-        return text[: begin + len(content)]
+        return form.template
+
+
+def _text_after_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str:
+    """Return the text after the content of the last message, such as <|im_end|>; "" if the content is not in the text."""
+    *before, last = messages
+    placeholder = {**last, "content": PLACEHOLDER}
+    text = template.render([*before, placeholder], add_generation_prompt=False).text
+    has_content = PLACEHOLDER in text
+    return text.rpartition(PLACEHOLDER)[2] if has_content else ""
+
+
+def _end_of_content(text: str, content: str, after: str) -> int | None:
+    """Return the index after the content of the last message in a rendered text; None: the text does not have the content.
+
+    The template may drop white space at both ends of the content.
+
+    Args:
+        text: the rendered text.
+        content: content of the last message.
+        after: text that the template adds after the content. It is not searched, because it may contain the content, too.
+    """
+    searched = text.removesuffix(after)
+    begin = searched.rfind(content.strip())
+    if begin < 0:
+        return None
+    kept = content.lstrip()
+    if not text.startswith(kept, begin):
+        kept = kept.rstrip()
+    return begin + len(kept)

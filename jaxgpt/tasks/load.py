@@ -15,7 +15,7 @@ from jaxgpt.errors import UserError, did_you_mean, one_line
 from jaxgpt.hub import reachable
 from jaxgpt.lm import LM
 from jaxgpt.progress import NO_PROGRESS, Progress
-from jaxgpt.tasks.definitions import FILES, check_one_file, check_one_source, check_task, files_of_tasks
+from jaxgpt.tasks.definitions import FILES, check_files, check_kind, check_sources
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, offline, quiet
 from jaxgpt.tasks.record import TaskResult, results_of
 
@@ -49,11 +49,11 @@ class Tasks:
 
     Attributes:
         names: names of tasks, groups and files, without patterns.
-        loaded: tasks and groups, from the harness.
+        loaded: the harness' own `tasks`, `groups` and `group_map`, each keyed by name.
     """
 
     names: tuple[str, ...]
-    loaded: Mapping[str, Any]
+    loaded: Mapping[str, Mapping[str, Any]]
 
     def evaluate(
         self,
@@ -139,29 +139,19 @@ def open_tasks(
     with quiet():
         progress.stage("finding the tasks")
         manager, found = _find(names, path)
-        merged: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        sources: dict[str, str] = {}  # name in `found` of each task
-        needed: list[str] = []
         progress.stage("loading the tasks")
-        for number, name in enumerate(found):
-            progress(number, len(found))
-            try:
-                loaded = _load(manager, name)
-            except _NeedsNetwork as e:
-                needed.append(f"{name} ({e})")
-                continue
-            check_one_source(name, loaded, sources)
-            for kind in merged:
-                merged[kind] |= loaded.get(kind, {})
-    if needed:
-        raise UserError(
-            f"the Hugging Face Hub cannot be reached, and these tasks need data that are not in its cache: "
-            f"{', '.join(needed)}; run the command once with a network, or use local tasks (--tasks-path)"
-        )
-    defined = files_of_tasks(Path(path)) if path else {}
+        loaded = _load_all(manager, found, progress)
+
+    check_sources({name: [*part["tasks"], *part["groups"]] for name, part in loaded.items()})
+    merged: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
+    for part in loaded.values():
+        for kind in merged:
+            merged[kind] |= part[kind]
+
+    if path:
+        check_files(Path(path), list(merged["tasks"]))
     for name, task in merged["tasks"].items():
-        check_one_file(defined.get(name, []), name)
-        check_task(name, task)
+        check_kind(name, task)
         _set_shots(task, shots)
     return Tasks(tuple(found), merged)
 
@@ -198,6 +188,28 @@ def _find(names: Sequence[str], path: str) -> tuple[Any, list[str]]:
             )
         found += matches
     return manager, list(dict.fromkeys(found))
+
+
+def _load_all(manager: Any, names: Sequence[str], progress: Progress) -> dict[str, Mapping[str, Any]]:
+    """Load tasks, groups and their data, keyed by name.
+
+    Raises:
+        UserError: as in `_load`, or if the hub cannot be reached: then with the names of all tasks that need it.
+    """
+    loaded: dict[str, Mapping[str, Any]] = {}
+    without_data: list[str] = []
+    for number, name in enumerate(names):
+        progress(number, len(names))
+        try:
+            loaded[name] = _load(manager, name)
+        except _NeedsNetwork as e:
+            without_data.append(f"{name} ({e})")
+    if without_data:
+        raise UserError(
+            f"the Hugging Face Hub cannot be reached, and these tasks need data that are not in its cache: "
+            f"{', '.join(without_data)}; run the command once with a network, or use local tasks (--tasks-path)"
+        )
+    return loaded
 
 
 def _load(manager: Any, name: str) -> Mapping[str, Any]:

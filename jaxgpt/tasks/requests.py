@@ -6,19 +6,14 @@ The definitions are the same as in lm-evaluation-harness for causal models; this
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, score
 from jaxgpt.lm.arguments import start_ids
 from jaxgpt.parallel.processes import process_count, same_on_all
-
-Count = Callable[[int, int], None]  # called with the number of finished requests so far, and the total
-
-
-def no_count(done: int, total: int) -> None:
-    """Ignore the progress."""
+from jaxgpt.progress import NO_PROGRESS, Progress
 
 
 class Continuation(NamedTuple):
@@ -42,10 +37,13 @@ def prefix_id(lm: LM) -> int:
     return start_ids(lm.tokenizer)[0]
 
 
-def answer_choices(lm: LM, choices: Sequence[Continuation], count: Count = no_count) -> list[tuple[float, bool]]:
+def answer_choices(
+    lm: LM, choices: Sequence[Continuation], progress: Progress = NO_PROGRESS
+) -> list[tuple[float, bool]]:
     """Return the log probability of each choice in nats, and whether greedy decoding would produce it.
 
-    A context that does not fit the context length with its choice loses its beginning.
+    A context that does not fit the context length with its choice loses its beginning. `progress` is called with the number
+    of finished choices, and the total.
 
     Raises:
         UserError: if a choice is empty or longer than the context length.
@@ -61,8 +59,11 @@ def answer_choices(lm: LM, choices: Sequence[Continuation], count: Count = no_co
             )
         kept = context_length + 1 - len(choice.ids)
         contexts.append(choice.context[-kept:])
-    scores = score(lm, contexts, [choice.ids for choice in choices], progress=count)
-    return [(float(each.log_p.sum(dtype="float64")), bool(each.is_best.all())) for each in scores]
+    results = []
+    for found in score(lm, contexts, [choice.ids for choice in choices], progress=progress):
+        log_p = float(found.log_p.sum(dtype="float64"))
+        results.append((log_p, bool(found.is_best.all())))
+    return results
 
 
 def check_same(requests: Sequence[Any]) -> None:
@@ -79,25 +80,28 @@ def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
     input of the previous window; the last window has as many earlier ids as fit.
     """
     sequence = [start, *ids]
-    found = []
+    parts = []
     for begin in range(0, len(ids), length):
         end = min(begin + length, len(ids))
         first = max(end - length, 0)
-        found.append(Continuation(sequence[first : begin + 1], ids[begin:end]))
-    return found
+        parts.append(Continuation(sequence[first : begin + 1], ids[begin:end]))
+    return parts
 
 
-def answer_texts(lm: LM, texts: Sequence[list[int]], count: Count = no_count) -> list[float]:
-    """Return the log probability of each complete text, in nats; long texts are split into `windows`."""
+def answer_texts(lm: LM, texts: Sequence[list[int]], progress: Progress = NO_PROGRESS) -> list[float]:
+    """Return the log probability of each complete text, in nats; long texts are split into `windows`.
+
+    `progress` is called with the number of finished windows, and the total.
+    """
     start = prefix_id(lm)
     choices: list[Continuation] = []
-    owners: list[int] = []
-    for owner, ids in enumerate(texts):
+    text_of_choice: list[int] = []
+    for number, ids in enumerate(texts):
         parts = windows(ids, start, lm.config.model.block_size)
         choices += parts
-        owners += [owner] * len(parts)
+        text_of_choice += [number] * len(parts)
 
     totals = [0.0] * len(texts)
-    for owner, (log_p, _) in zip(owners, answer_choices(lm, choices, count), strict=True):
-        totals[owner] += log_p
+    for number, (log_p, _) in zip(text_of_choice, answer_choices(lm, choices, progress), strict=True):
+        totals[number] += log_p
     return totals

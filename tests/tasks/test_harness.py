@@ -14,6 +14,7 @@ from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm import save
+from jaxgpt.tasks.definitions import check_files
 from jaxgpt.trainer.metrics import read_metrics
 
 HEAD = "dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
@@ -137,6 +138,21 @@ def test_a_task_is_defined_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "more.yaml").write_text((folder / "quiz.yaml").read_text())
     with pytest.raises(UserError, match=r"the task quiz is defined twice, in .*again.yaml and .*more.yaml: rename one"):
         open_tasks(["quiz"], str(tmp_path))
+
+
+@pytest.mark.parametrize("line", ["task: quiz/easy", '"task": quiz/easy', "task: 'quiz/easy' # twice"])
+def test_every_spelling_of_a_definition_is_found(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.yaml").write_text("process_docs: !function programs.clean\ntask: quiz/easy\n")
+    (tmp_path / "b.yaml").write_text(f"include: c.yaml\n{line}\n")
+    with pytest.raises(UserError, match=r"the task quiz/easy is defined twice, in .*a.yaml and .*b.yaml: rename one"):
+        check_files(tmp_path, ["quiz/easy"])
+
+
+@pytest.mark.parametrize("text", ["group: quiz\ntask:\n  - quiz\n", "- task: quiz\n", "task: quiz\nbroken: [\n", ""])
+def test_a_file_that_defines_no_task_is_no_second_definition(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text("task: quiz\n")
+    (tmp_path / "b.yaml").write_text(text)
+    check_files(tmp_path, ["quiz"])
 
 
 def test_more_examples_than_samples_raise_one_line(folder: Path) -> None:
@@ -292,6 +308,7 @@ def test_a_prompt_ends_with_the_content_of_the_last_message(last: str) -> None:
     from jaxgpt.tasks.harness import TaskModel
 
     turn = "{% for each in messages %}<|im_start|>{{ each.role }}\n{{ each.content }}<|im_end|>\n{% endfor %}"
+    turn += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     tokenizer = make_tokenizer("byte", "", 0, 256)
     tokenizer.special = SpecialTokens({}, {"chat_template": turn})
     lm = lm_of("llama", block_size=64, vocab_size=256)._replace(tokenizer=tokenizer)
