@@ -63,9 +63,10 @@ def export_adapter(
     """
     with new_directory(target) as directory:
         info = open_source(run, checkpoint).info
-        config, params, adapters = load_adapters(run, str(info.step))
+        trained = load_adapters(run, str(info.step))
+        config = trained.config
         model = config.model
-        write_adapter(directory, config, adapters, base)
+        write_adapter(directory, config, trained.params, base)
 
         flag = f"--base {base}" if base else "--adapter"
         command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
@@ -82,7 +83,7 @@ def export_adapter(
         (directory / CARD).write_text(model_card(subject))
 
         lora, reread = read_adapter(directory, model)
-        before = probe_logits(model, merge(params, adapters, config.lora.alpha))
-        after = probe_logits(model, merge(params, reread, lora.alpha))
+        before = probe_logits(model, merge(trained.base, trained.params, config.lora.alpha))
+        after = probe_logits(model, merge(trained.base, reread, lora.alpha))
         change = check_change(before, after)
-    return Exported("lora", parameter_count(adapters), change)
+    return Exported("lora", parameter_count(trained.params), change)

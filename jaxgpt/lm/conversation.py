@@ -137,8 +137,8 @@ class Chat:
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
         """Generate the answer to `messages`, and add both to the conversation."""
-        [prompt] = request.rows
-        [limit] = request.new
+        [prompt] = request.inputs
+        [limit] = request.limits
         reuse = engine.plan_reuse(self._state, prompt, limit) if self._state else None
         self._state = None  # donated by the next call; without reuse, the cache is freed here
         self.prompt_tokens = len(prompt)

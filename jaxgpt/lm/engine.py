@@ -16,7 +16,7 @@ from jaxgpt.decoding.beam import BeamSearch, Hypotheses
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.lookup import lookup_steps
 from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, prefill, slide_steps
-from jaxgpt.model.cache import grow
+from jaxgpt.model.cache import KVCache, grow
 from jaxgpt.ops.attention import NO_TOKEN
 from jaxgpt.parallel.arrays import to_host
 
@@ -117,6 +117,7 @@ def new_log_p(state: SamplerState, since: int = 0) -> np.ndarray:
 
 
 def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
+    """Return the slots of the new tokens at index `since` and later."""
     end = int(state.text.length)
     return to_host(x_BS)[:, end - int(state.made) + since : end]  # a copy: the next call donates the buffers
 
@@ -225,6 +226,18 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     return SamplerState(text, cache, done_B, made, _resize(key, 1), log_p_BS)
 
 
+class BeamText(NamedTuple):
+    """A finished text of beam search.
+
+    Attributes:
+        ids: the new ids, including a stop id.
+        score: `log p / length ** length_penalty`; NaN if a logit is NaN.
+    """
+
+    ids: list[int]
+    score: float
+
+
 def search(
     sampler: Sampler,
     beams: BeamParams,
@@ -232,22 +245,31 @@ def search(
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
     ways: int = 1,
-) -> Hypotheses:
-    """Run beam search on prompts, with at most `limits` new ids for each prompt; return host arrays."""
+) -> list[list[BeamText]]:
+    """Run beam search on prompts, with at most `limits` new ids for each; return the texts of each prompt, best first."""
     text, size = left_pad(prompts, limits, ways)
     padding_rows = len(text.ids_BS) - len(limits)
     limit_B = np.pad(np.asarray(limits, np.int32), (0, padding_rows))
     compiled = _compiled(BeamSearch.run, BeamSearch(sampler, beams, size))
-    return jax.tree.map(to_host, compiled(params, text, limit_B))
+    found: Hypotheses = jax.tree.map(to_host, compiled(params, text, limit_B))
+
+    P = text.ids_BS.shape[1]
+    texts = []
+    for row in range(len(prompts)):
+        beams_of_row = zip(found.ids_BWS[row], found.length_BW[row], found.score_BW[row], strict=True)
+        texts.append([BeamText(ids_S[P : P + n].tolist(), float(score)) for ids_S, n, score in beams_of_row if n])
+    return texts
 
 
-def _read(sampler: Sampler, params: Any, cache: Any, ids_1T: jax.Array) -> Any:
+def _read(sampler: Sampler, params: Any, cache: KVCache, ids_1T: jax.Array) -> KVCache:
+    """Add tokens to a cache."""
     _, cache = extend(sampler.model, params, ids_1T, cache)
     return cache
 
 
 @lru_cache(maxsize=128)  # maximum number of jitted functions: XLA's CPU backend fails at a few hundred programs
-def _compiled(function: Callable[..., Any], settings: Any, **jit: Any) -> Any:
+def _compiled(function: Callable[..., Any], settings: Sampler | BeamSearch, **jit: Any) -> Any:
+    """Return `function` with its first argument, jitted with the options `jit`; equal settings share a program."""
     return jax.jit(partial(function, settings), **jit)
 
 

@@ -87,7 +87,7 @@ def explain(
     check_lm(lm)
     [params] = make_settings(with_defaults(lm.tokenizer, sampling), SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
-    text, *_ = engine.left_pad(request.rows, request.new)
+    text, *_ = engine.left_pad(request.inputs, request.limits)
     sampler = request.sampler(params, as_filters(filters))
     compute = jax.jit(partial(_next_logits, sampler.model))
     with request.on_device():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.model import LM, check_for_text
 from jaxgpt.lm.placement import own_part, row_ways, settled
 from jaxgpt.lm.request import Request, read_request
-from jaxgpt.lm.text import FinishReason
+from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.options import SEED
 from jaxgpt.parallel.processes import from_all
 from jaxgpt.settings import as_int
@@ -109,19 +109,17 @@ def generate(
     sequences = beams.num_return_sequences if beams.num_beams == 1 else 1
     custom = as_filters(filters)
 
-    def of_prompts(lm: LM, prompts: list[Any], keys: jax.Array) -> list[Generation]:
+    def generate_on(lm: LM, prompts: list[Any], keys: jax.Array) -> list[Generation]:
         request = read_request(lm, prompts, text, sequences)
         if beams.num_beams > 1:
             return _beam_search(request, sampling, custom, beams)
-        pieces = decode(request, request.sampler(sampling, custom), keys, BLOCK, progress)
-        done = {piece.row: piece.done for piece, _ in pieces if piece.done}
-        return [done[row] for row in sorted(done)]
+        return generations(decode(request, request.sampler(sampling, custom), keys, BLOCK, progress))
 
     listed = as_prompts(prompts)
     if not listed:
         return []
     keys = row_keys(key, len(listed) * sequences)
-    return _in_parts(lm, listed, keys, of_prompts, beams.num_return_sequences)
+    return _in_parts(lm, listed, keys, generate_on, beams.num_return_sequences)
 
 
 def stream(
@@ -144,9 +142,10 @@ def stream(
     text, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
     request = read_request(lm, prompts, text)
-    if not request.rows:
+    if not request.inputs:
         return iter(())
-    pieces = decode(request, request.sampler(sampling, as_filters(filters)), row_keys(key, len(request.rows)), block)
+    keys = row_keys(key, len(request.inputs))
+    pieces = decode(request, request.sampler(sampling, as_filters(filters)), keys, block)
     return (piece for piece, _ in pieces)
 
 
@@ -154,7 +153,7 @@ def _in_parts(
     lm: LM,
     prompts: list[Any],
     keys: jax.Array,
-    of_prompts: Callable[[LM, list[Any], jax.Array], list[Generation]],
+    generate_on: Callable[[LM, list[Any], jax.Array], list[Generation]],
     sequences: int,
 ) -> list[Generation]:
     """Call a function on an equal share of the prompts in each part of the mesh; return the texts of all prompts.
@@ -163,12 +162,12 @@ def _in_parts(
         lm: the model on the mesh.
         prompts: the prompts of all parts.
         keys: keys of all texts, the same number for each prompt.
-        of_prompts: a function from the model on a part of the mesh, prompts and keys to the texts.
+        generate_on: a function from the model on a part of the mesh, prompts and keys to the texts.
         sequences: number of texts of each prompt.
     """
     part = own_part(lm)
     if part.count == 1:
-        return of_prompts(lm, prompts, keys)
+        return generate_on(lm, prompts, keys)
 
     # All shares have the same number of prompts, so the last prompt may be repeated.
     n = len(prompts)
@@ -178,14 +177,14 @@ def _in_parts(
     own_prompts = [prompts[number] for number in chosen]
     own_keys = keys.reshape(n, -1)[chosen].reshape(-1)
 
-    def of_part() -> list[Any]:
-        texts = of_prompts(part.lm, own_prompts, own_keys)
+    def own_texts() -> list[Any]:
+        texts = generate_on(part.lm, own_prompts, own_keys)
         return [part.index, [tuple(text) for text in texts]]
 
     # The processes of a part have the same texts.
-    by_part = dict(from_all(of_part))
-    found = [Generation(*text) for index in range(part.count) for text in by_part[index]]
-    return found[: n * sequences]
+    by_part = dict(from_all(own_texts))
+    texts = [Generation(*text) for index in range(part.count) for text in by_part[index]]
+    return texts[: n * sequences]
 
 
 def decode(
@@ -203,23 +202,22 @@ def decode(
     """
     lm = request.lm
     params = lm.params
-    texts = [request.text(row) for row in range(len(keys))]
-    longest = max(request.new)
-    first_key = keys[0]
+    texts = [request.text_stream(row) for row in range(len(keys))]
+    longest = max(request.limits)
 
     # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
-    size = 0 if reuse is None else reuse.size
-    with request.on_device(size=size):
+    slots = None if reuse is None else reuse.size
+    with request.on_device(slots=slots):
         if reuse is None:
-            state = engine.start(sampler, params, request.rows, keys, request.new, row_ways(lm))
+            state = engine.start(sampler, params, request.inputs, keys, request.limits, row_ways(lm))
         else:
-            state = engine.resume(sampler, params, reuse, request.rows[0], first_key)
+            state = engine.resume(sampler, params, reuse, request.inputs[0], keys[0])
         state = settled(lm, state)
 
     made = 0
     steps = block if block >= longest else 1  # one token first, for a quick first piece
     while any(text.finish_reason is None for text in texts):
-        with request.on_device(size=size):
+        with request.on_device(slots=slots):
             state = engine.run(sampler, params, state, min(steps, longest - made))
             state = settled(lm, state)
         fresh_BT = engine.new_ids(state, made)
@@ -234,10 +232,21 @@ def decode(
                 continue
             piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
             if text.finish_reason:
-                facts = {"log_p": text.log_p, "stop_id": text.stop_id}
-                yield Piece(row, piece, Generation(text.text, text.ids, text.finish_reason, **facts)), state
+                yield Piece(row, piece, generation_of(text)), state
             elif piece:
                 yield Piece(row, piece, None), state
+
+
+def generation_of(text: TextStream) -> Generation:
+    """Return the result of a text that has ended."""
+    assert text.finish_reason is not None
+    return Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
+
+
+def generations(pieces: Iterable[tuple[Piece, SamplerState]]) -> list[Generation]:
+    """Return the complete texts of `decode`, in the order of their rows."""
+    by_row = {piece.row: piece.done for piece, _ in pieces if piece.done}
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def _beam_search(
@@ -252,30 +261,29 @@ def _beam_search(
     with request.on_device(2 * beams.num_beams):  # twice the beams: reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         ways = row_ways(request.lm)
-        found = engine.search(sampler, beams, request.lm.params, request.rows, request.new, ways)
+        found = engine.search(sampler, beams, request.lm.params, request.inputs, request.limits, ways)
 
-    out = []
-    P = engine.buffer_sizes(request.rows, request.new).prompt
-    for row in range(len(request.rows)):
-        for beam in range(beams.num_return_sequences):
-            length = int(found.length_BW[row, beam])
-            score = float(found.score_BW[row, beam])
-            if np.isnan(score):
-                raise UserError(DIVERGED)
-            if not length:
-                raise UserError(
-                    f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no_repeat_ngram_size, let "
-                    f"filters keep more tokens, or lower num_return_sequences"
-                )
-            text = request.text(row)
-            text.add(found.ids_BWS[row, beam, P : P + length].tolist())
-            out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
-    return out
+    wanted = beams.num_return_sequences
+    texts = []
+    for row, sequences in enumerate(found):
+        best = sequences[:wanted]
+        if any(math.isnan(sequence.score) for sequence in best):
+            raise UserError(DIVERGED)
+        if len(best) < wanted:
+            raise UserError(
+                f"prompt {row + 1} has only {len(best)} of {wanted} texts: raise no_repeat_ngram_size, let filters keep more "
+                f"tokens, or lower num_return_sequences"
+            )
+        for sequence in best:
+            text = request.text_stream(row)
+            text.add(sequence.ids)
+            texts.append(Generation(text.text, text.ids, text.finish_reason or "length", sequence.score))
+    return texts
 
 
 def _check_beams(request: Request, sampling: SamplingParams, beams: BeamParams) -> None:
     """Raise `UserError` if a setting has no effect in beam search, or there are too many beams."""
-    given = vars(sampling) | vars(request.params)
+    given = vars(sampling) | vars(request.settings)
     default = vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_REJECT:
         if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports

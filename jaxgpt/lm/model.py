@@ -22,7 +22,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.params import count_parameters
-from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.model.scan import per_layer
 from jaxgpt.runtime import set_quick_flag
 from jaxgpt.settings import as_int
 
@@ -35,7 +35,8 @@ class LM(NamedTuple):
         params: weights, or their EMA if the run computes it, as nested dicts of arrays (or of `Stored`, see `load`).
         tokenizer: converts text to ids and back.
         source: run and step that the model was loaded from; empty: built in Python.
-        model: class of the model: GPT, or a subclass that may have additional weights.
+        model: class of the model (its architecture is `config.model`): GPT, or a subclass with additional weights or a
+            different forward pass.
     """
 
     config: Config
@@ -61,9 +62,7 @@ def load(
     mesh: Mesh | None = None,
     model: type[GPT] | None = None,
 ) -> LM:
-    """Read a run directory; the adapters of a LoRA run are merged with its base.
-
-    After merging, the config has no adapters.
+    """Read a run directory; the adapters of a LoRA run are merged with its base, and removed from the config.
 
     Args:
         path: run directory of `jaxgpt train`, `jaxgpt import` or `save`.
@@ -86,20 +85,42 @@ def load(
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
     set_quick_flag()
-    source, params = read_source(path, checkpoint, lambda source: source.read(Place(mesh, model=model)))
-    gpt = model or GPT
+    place = Place(mesh, model=model)
+    source, params = read_source(path, checkpoint, lambda source: source.read(place))
+
+    lm = LM(
+        config=replace(source.config, lora=LoraConfig()),  # the adapters are merged
+        params=params,
+        tokenizer=source.run.tokenizer(),
+        source=f"{path}, step {source.step}",
+        model=model or GPT,
+    )
     if weights is not None:
-        params = quantize(params, gpt(source.config.model), weights)
-    config = replace(source.config, lora=LoraConfig())
-    return LM(config, params, source.run.tokenizer(), f"{path}, step {source.step}", gpt)
+        lm = lm._replace(params=quantize(params, lm.gpt, weights))
+    return lm
 
 
-def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
-    """Read the config, frozen weights and adapters of a run; raise `UserError` if it has no adapters."""
+class Adapters(NamedTuple):
+    """The adapters of a run, and the weights that they were trained on.
+
+    Attributes:
+        config: settings of the run.
+        base: frozen weights.
+        params: the adapters.
+    """
+
+    config: Config
+    base: Any
+    params: Any
+
+
+def load_adapters(path: str | Path, checkpoint: str) -> Adapters:
+    """Read the adapters of a run; raise `UserError` if it has no adapters."""
     source = open_source(path, checkpoint)
     if source.base is None:
         raise UserError(f"{path} has no adapters, as it was not trained with --lora.rank: choose a different run")
-    return source.config, source.read_base(Place()).params, source.read_trained(Place())
+    base = source.read_base(Place())
+    return Adapters(config=source.config, base=base.params, params=source.read_trained(Place()))
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
@@ -122,6 +143,21 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     check_lm(lm)
     check_tokenizer(lm, "to be saved")
     path = as_path(path)
+    _check_vocab_size(lm)
+    params = per_layer(nn.unbox(lm.params), lm.config.model.n_layer)
+    difference = first_difference(params, lm.gpt)
+    if difference:
+        raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
+
+    config = _config_of_copy(lm.config, path)
+    # The name of a class that is given in Python, which `load` needs again (`Info.model`).
+    given = {} if lm.model is GPT else {"model": lm.model.__name__}
+    with complete_run(path, config, lm.tokenizer, overwrite) as run:
+        save_params(run.checkpoints, params, {"config": asdict(config), "given": given})
+
+
+def _check_vocab_size(lm: LM) -> None:
+    """Raise `UserError` if the tokenizer has ids that the model lacks, or the model has no ids."""
     ids = lm.tokenizer.vocab_size
     vocab_size = lm.config.model.vocab_size
     if vocab_size < max(ids, 1):
@@ -129,23 +165,6 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
             f"the tokenizer has {ids} ids, and model.vocab_size is {vocab_size}: use a config and weights for at least as "
             f"many ids"
         )
-    params = _params_per_layer(lm)
-    difference = first_difference(params, lm.gpt)
-    if difference:
-        raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
-
-    config = _config_of_copy(lm.config, path)
-    with complete_run(path, config, lm.tokenizer, overwrite) as run:
-        given = {} if lm.model is GPT else {"model": lm.model.__name__}
-        save_params(run.checkpoints, params, {"config": asdict(config), "given": given})
-
-
-def _params_per_layer(lm: LM) -> Any:
-    """Return the weights without boxes, in the layout of checkpoints."""
-    params = nn.unbox(lm.params)
-    if STACKED in params:
-        return unstack_layers(params, lm.config.model.n_layer)
-    return params
 
 
 def _config_of_copy(config: Config, path: Path) -> Config:

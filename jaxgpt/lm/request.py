@@ -26,90 +26,128 @@ from jaxgpt.settings import as_int
 
 
 class Request(NamedTuple):
-    """Encoded prompts and settings of the texts to generate."""
+    """Encoded prompts and settings of the texts to generate.
+
+    Attributes:
+        lm: the model, prepared for decoding (`for_decoding`).
+        inputs: ids that the model reads before each text; for an empty prompt, `start_ids`.
+        prompts: ids that are decoded together with the new ids of each text; [] for an empty prompt or a `Chat`.
+        limits: maximum number of new tokens of each text.
+        settings: length and stop settings; `stop_ids` includes the ids that end a text or a turn.
+        decoder: converts ids to text; by default, the tokenizer.
+    """
 
     lm: LM
-    rows: list[list[int]]  # ids that the model reads; for an empty prompt, `start_ids`
-    prompts: list[list[int]]  # ids decoded together with the new ids; [] for an empty prompt or a `Chat`
-    new: list[int]  # maximum number of new tokens of each row
-    params: TextParams  # length and stop settings; `stop_ids` includes the ids that end a text or a turn
-    decoder: Decoder  # converts the ids to text; by default, the tokenizer
+    inputs: list[list[int]]
+    prompts: list[list[int]]
+    limits: list[int]
+    settings: TextParams
+    decoder: Decoder
 
     def decoded_alone(self, decoder: Decoder) -> Request:
         """Return the request such that `decoder` converts the new ids to text without their prompts."""
         return self._replace(prompts=[[] for _ in self.prompts], decoder=decoder)
 
-    def text(self, row: int) -> TextStream:
+    def text_stream(self, row: int) -> TextStream:
         """Return a new `TextStream` for a row."""
-        params = self.params
-        return TextStream(self.decoder, self.new[row], params.stop_ids, params.stop, prompt=self.prompts[row])
+        settings = self.settings
+        return TextStream(self.decoder, self.limits[row], settings.stop_ids, settings.stop, prompt=self.prompts[row])
 
     def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
         """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
-        params = self.params
-        context = self.lm.config.model.block_size if params.overflow == "slide" else 0
-        sampler = sampler_of(self.lm, sampling, params.stop_ids)
-        return replace(sampler, filters=sampler.filters + filters, context=context, lookup=params.lookup)
+        settings = self.settings
+        context = self.lm.config.model.block_size if settings.overflow == "slide" else 0
+        sampler = sampler_of(self.lm, sampling, settings.stop_ids)
+        return replace(sampler, filters=sampler.filters + filters, context=context, lookup=settings.lookup)
 
     @contextmanager
-    def on_device(self, copies: int = 1, size: int = 0) -> Iterator[None]:
-        """Enter the mesh of the weights; raise `UserError` if `copies` caches do not fit in memory.
+    def on_device(self, copies: int = 1, slots: int | None = None) -> Iterator[None]:
+        """Enter the mesh of the weights; raise `UserError` if `copies` of each row's cache do not fit in memory.
 
-        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches. `size` is the
-        number of slots of a row; 0: the slots of a new text (`engine.buffer_sizes`).
+        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
+
+        Args:
+            copies: number of caches of each row.
+            slots: number of slots of a row; None: the slots of a new text (`engine.buffer_sizes`).
         """
-        sizes = engine.buffer_sizes(self.rows, self.new, row_ways(self.lm))
-        rows = sizes.rows
-        size = size or sizes.text
-        shards, devices = cache_shards(self.lm, rows)
-        memory = device_memory(devices)
-        needed = copies * rows * self._row_bytes(size) / shards
-        error = UserError(
-            f"not enough memory: {copies * rows:,} rows of {size:,} tokens take {needed / 1e9:,.1f} GB besides the "
-            f"weights, and a device has {memory / 1e9:,.0f} GB; lower max_new_tokens, num_beams or num_return_sequences, "
-            f"or pass fewer prompts"
-        )
-        if needed > memory:
-            raise error
+        sizes = engine.buffer_sizes(self.inputs, self.limits, row_ways(self.lm))
+        memory = self._memory(sizes.rows, copies, slots or sizes.text)
+        if memory.needed > memory.available:
+            raise memory.error()
         try:
-            with placed(self.lm, rows):
+            with placed(self.lm, sizes.rows):
                 yield
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" not in str(e):
                 raise
-            raise error from None
+            raise memory.error() from None
 
-    def _row_bytes(self, size: int) -> int:
-        """Compute the bytes of a row of `size` slots: its cache and its int32 ids."""
-        c = self.lm.config.model
-        cached = size
-        if self.params.overflow == "slide":
-            cached = min(size, 2 * c.block_size)
+    def _memory(self, rows: int, copies: int, slots: int) -> CacheMemory:
+        """Compute the memory of `copies` caches of each of `rows` rows."""
+        shards, devices = cache_shards(self.lm, rows)
+        copied_rows = copies * rows
+        return CacheMemory(
+            rows=copied_rows,
+            slots=slots,
+            needed=copied_rows * self._row_bytes(slots) / shards,
+            available=device_memory(devices),
+        )
+
+    def _row_bytes(self, slots: int) -> int:
+        """Compute the bytes of a row: its cache and its int32 ids."""
+        model = self.lm.config.model
+        cached = slots
+        if self.settings.overflow == "slide":
+            cached = min(slots, 2 * model.block_size)
         width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
-        keys_and_values = 2 * c.n_layer * cached * c.kv_heads * c.head_width
-        return keys_and_values * width + 4 * size
+        keys_and_values = 2 * model.n_layer * cached * model.kv_heads * model.head_width
+        return keys_and_values * width + 4 * slots
 
 
-def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
+class CacheMemory(NamedTuple):
+    """The memory of the caches of a batch.
+
+    Attributes:
+        rows: number of cached rows, including copies.
+        slots: number of slots of a row.
+        needed: bytes of the rows on one device.
+        available: bytes of the memory of a device.
+    """
+
+    rows: int
+    slots: int
+    needed: float
+    available: int
+
+    def error(self) -> UserError:
+        """Return the error of caches that do not fit."""
+        return UserError(
+            f"not enough memory: {self.rows:,} rows of {self.slots:,} tokens take {self.needed / 1e9:,.1f} GB besides the "
+            f"weights, and a device has {self.available / 1e9:,.0f} GB; lower max_new_tokens, num_beams or "
+            f"num_return_sequences, or pass fewer prompts"
+        )
+
+
+def read_request(lm: LM, prompts: Prompts, settings: TextParams, sequences: int = 1) -> Request:
     """Encode each prompt `sequences` times, and check lengths, stop ids, stop strings and lookup."""
     lm = for_decoding(lm)
     model = lm.config.model
     tokenizer = lm.tokenizer
 
-    # A row for each text; the model needs at least one id.
+    # One input for each text; the model needs at least one id.
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [ids for ids in encoded for _ in range(sequences)]
-    rows = [ids or start_ids(tokenizer) for ids in encoded]
-    new = [max_new(model, len(ids), params) for ids in rows]
+    inputs = [ids or start_ids(tokenizer) for ids in encoded]
+    limits = [max_new(model, len(ids), settings) for ids in inputs]
 
-    if "" in params.stop:
+    if "" in settings.stop:
         raise UserError("a stop string is empty: omit it")
-    given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
+    given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in settings.stop_ids}
     ends = {i for i in stop_ids(tokenizer, lm.config.data) if i < model.vocab_size}
-    if params.lookup and (len(rows) > 1 or params.overflow == "slide"):
+    if settings.lookup and (len(inputs) > 1 or settings.overflow == "slide"):
         raise UserError(
-            f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
+            f"lookup {settings.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
             f"generate each text separately, without overflow slide"
         )
-    params = replace(params, stop_ids=tuple(sorted(given | ends)))
-    return Request(lm, rows, encoded, new, params, decoder=tokenizer)
+    settings = replace(settings, stop_ids=tuple(sorted(given | ends)))
+    return Request(lm, inputs, encoded, limits, settings, decoder=tokenizer)

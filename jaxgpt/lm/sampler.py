@@ -14,7 +14,7 @@ from jaxgpt.kernels import of_device
 from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.lm.placement import settled
 from jaxgpt.model.params import map_matrices
-from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.model.scan import per_layer
 from jaxgpt.ops import Ops
 
 
@@ -54,9 +54,7 @@ def for_decoding(lm: LM) -> LM:
     """
     check_lm(lm)
     dtype = lm.config.train.compute_dtype
-    params = lm.params
-    if STACKED in params:
-        params = unstack_layers(params, lm.config.model.n_layer)
+    params = per_layer(lm.params, lm.config.model.n_layer)
     check_names(params, lm.gpt)
     params = map_matrices(lambda w: w.astype(dtype), params, lm.gpt)
     return lm._replace(params=settled(lm, params))

@@ -124,6 +124,11 @@ def unstack_layers(tree: Any, n_layer: int) -> Any:
     return jax.tree.map(unstack, tree, is_leaf=lambda node: _has(node, STACKED))
 
 
+def per_layer(params: Any, n_layer: int) -> Any:
+    """Return weights with separate layers; unchanged if their layers are not stacked."""
+    return unstack_layers(params, n_layer) if STACKED in params else params
+
+
 def _has(node: Any, name: str) -> bool:
     """Return whether a node of a tree is a dict with this entry."""
     return isinstance(node, dict) and name in node

@@ -19,7 +19,7 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
-from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.model.scan import per_layer
 from jaxgpt.ops import Ops
 from jaxgpt.study.activation_names import activation_name
 
@@ -48,8 +48,7 @@ def observed(lm: LM) -> GPT:
 
 def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
     """Run the model with an observer: `run` without jit, the mesh and the checks of ids."""
-    if STACKED in params:
-        params = unstack_layers(params, model.config.n_layer)
+    params = per_layer(params, model.config.n_layer)
     params = dequantize(params)  # because int8 products round their inputs, and gradients would be wrong
     check_names(params, model)
 

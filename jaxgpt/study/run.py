@@ -16,6 +16,7 @@ from jaxgpt.decoding.sampling import Sampled
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
+from jaxgpt.lm.generation import generation_of
 from jaxgpt.lm.model import check_lm
 from jaxgpt.lm.request import Request, read_request
 from jaxgpt.lm.sampler import OnlyIds, only_text
@@ -137,13 +138,11 @@ def generate(
     params, sampling = make_settings(with_defaults(lm.tokenizer, settings), TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     text = _continue(lm, request, edits, row_keys(key, 1), sampling)
-    assert text.finish_reason is not None
 
-    [prompt_ids] = request.rows
+    [prompt_ids] = request.inputs
     ids = prompt_ids + text.ids
     logits, activations = run(lm, [ids[: lm.config.model.block_size]], taps, edits)
-    generation = Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
-    return Generated(ids, generation, logits, activations)
+    return Generated(ids, generation_of(text), logits, activations)
 
 
 def _continue(
@@ -154,9 +153,9 @@ def _continue(
     sampling: SamplingParams,
 ) -> TextStream:
     """Sample the new tokens of a request with one row, until its text is finished."""
-    [prompt_ids] = request.rows
-    [max_new] = request.new
-    text = request.text(0)
+    [prompt_ids] = request.inputs
+    [max_new] = request.limits
+    text = request.text_stream(0)
     only = only_text(lm)
 
     # The buffer has room for all new tokens, so that all forward passes share a compiled program.

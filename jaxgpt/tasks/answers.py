@@ -15,7 +15,7 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import decode
+from jaxgpt.lm.generation import decode, generations
 from jaxgpt.lm.request import read_request
 from jaxgpt.options import SEED
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -136,8 +136,7 @@ def _continue(lm: LM, prompts: Sequence[list[int]], settings: AnswerSettings, se
 
     request = read_request(lm, list(prompts), params).decoded_alone(decoder)
     pieces = decode(request, request.sampler(sampling), row_keys(seed, len(prompts)), ANSWER_BLOCK)
-    texts = {piece.row: piece.done.text for piece, _ in pieces if piece.done}
-    return [texts[row] for row in range(len(prompts))]
+    return [generation.text for generation in generations(pieces)]
 
 
 def _stop_strings(tokenizer: Tokenizer, stop: Sequence[str]) -> list[str]:

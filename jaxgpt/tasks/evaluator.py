@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxgpt.config import LoraConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.model.scan import per_layer
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.load import Interrupted, Tasks
 from jaxgpt.tasks.record import TaskResult, number
@@ -79,9 +79,7 @@ class TaskScores:
         if watch.data is None:
             raise UserError("tasks need the tokenizer of the run: pass the data of the run in Watch(data=...)")
         config = program.config
-        weights = program.weights(params)
-        if STACKED in weights:
-            weights = unstack_layers(weights, config.model.n_layer)
+        weights = per_layer(program.weights(params), config.model.n_layer)
         without_adapters = replace(config, lora=LoraConfig())  # `program.weights` has merged them
         lm = LM(without_adapters, weights, watch.data.tokenizer)
         progress = _WatchedProgress(watch)

@@ -100,7 +100,7 @@ def test_alpha_of_a_fused_matrix_is_exact(written: Path) -> None:
 def test_adapters_are_read_as_they_were_written(written: Path) -> None:
     lora, adapters = read_adapter(written / "adapter", LLAMA)
     assert lora == LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj")
-    jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best")[2])
+    jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best").params)
     config = json.loads((written / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "someone/tiny"
 
