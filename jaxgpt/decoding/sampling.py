@@ -20,6 +20,11 @@ DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 
+def filter_name(custom: Filter) -> str:
+    """Return the name of a custom filter: its `__name__`, which a function has, or the name of its class."""
+    return str(getattr(custom, "__name__", type(custom).__name__))
+
+
 def stages(
     logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams, custom: Sequence[Filter] = ()
 ) -> Iterator[tuple[str, jax.Array]]:
@@ -35,10 +40,9 @@ def stages(
         logits_BV = filters.forbid_repeated_ngrams(logits_BV, text, s.no_repeat_ngram_size)
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
 
-    for each in custom:
-        logits_BV = each(logits_BV, text)
-        name = getattr(each, "__name__", type(each).__name__)
-        yield name, logits_BV
+    for custom_filter in custom:
+        logits_BV = custom_filter(logits_BV, text)
+        yield filter_name(custom_filter), logits_BV
 
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxgpt.config import ModelConfig, TextParams
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.decoding.buffer import TokenBuffer
-from jaxgpt.decoding.sampling import Filter
+from jaxgpt.decoding.sampling import Filter, filter_name
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.options import NEW_TOKENS
 from jaxgpt.settings import as_int
@@ -49,11 +49,16 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
 
 def as_list(values: Any) -> list[Any] | None:
     """Return the items of a list, set, iterator or array; None for a single value, such as a string."""
-    is_single = isinstance(values, (str, bytes, dict)) or getattr(values, "shape", None) == ()
+    is_single = isinstance(values, (str, bytes, dict)) or _is_scalar_array(values)
     if is_single or not isinstance(values, Iterable):
         return None
     is_array = hasattr(values, "dtype")
     return np.asarray(values).tolist() if is_array else list(values)
+
+
+def _is_scalar_array(value: Any) -> bool:
+    """Return whether a value is an array of any library without axes."""
+    return getattr(value, "shape", None) == ()
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -70,7 +75,7 @@ def as_prompts(prompts: Any) -> list[Any]:
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
         raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
-    are_ids = bool(rows) and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows)
+    are_ids = bool(rows) and all(isinstance(x, Number) or _is_scalar_array(x) for x in rows)
     return [rows] if are_ids else rows
 
 
@@ -111,8 +116,8 @@ class CheckedFilter:
 
     @property
     def __name__(self) -> str:
-        """Name of the filter in `stages`."""
-        return str(getattr(self.custom, "__name__", type(self.custom).__name__))
+        """Name of the custom filter, for `filter_name`."""
+        return filter_name(self.custom)
 
     def __call__(self, logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
         """Apply the filter."""

@@ -32,8 +32,8 @@ def sampler_of(
 class OnlyIds:
     """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
 
-    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all
-    __name__ = "ids with text"  # name of the filter in `stages`
+    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all. Unlike an array, bytes are hashable.
+    __name__ = "ids with text"  # for `filter_name`
 
     def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:
         """Set the logits of removed ids to -inf, `[..., V]`."""

@@ -29,19 +29,30 @@ BLOCKS = 2  # blocks per device, because a call can begin before the memory of t
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # minimum parameters of a large model, without token table and head: the vocabulary may be unknown
 
+CompilerOptions = dict[str, bool | str | int | float]
+
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, unless the mesh has a fixed size or would replicate a large model.
 
-    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices: updating a copy of the
-    weights on each device takes more time than splitting the batch saves. The mesh spans `processes` processes. The
-    number of devices is unchanged if the environment sets it, or JAX has already used a device.
+    The mesh spans `processes` processes. The number of devices is unchanged if the environment sets it, or JAX has already
+    used a device.
     """
     skip_missing_tpus()
     set_quick_flag()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
+    devices = _cpu_devices(mesh, processes, model)
+    with contextlib.suppress(RuntimeError):  # raised if JAX has already used a device
+        jax.config.update("jax_num_cpu_devices", devices)
 
+
+def _cpu_devices(mesh: MeshConfig, processes: int, model: ModelConfig | None) -> int:
+    """Return the number of CPU devices of this process.
+
+    A mesh without -1 sets the number of devices. For a large model, a -1 of data adds no devices: updating a copy of the
+    weights on each device takes more time than splitting the batch saves.
+    """
     sizes = sizes_of(mesh).values()
     fixed = math.prod(size for size in sizes if size > 0)
     devices = math.ceil(fixed / processes)
@@ -51,10 +62,8 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
         if not (is_large and only_data):
             devices = max(devices, cores())
     if devices > 1024:  # cost: a few threads per device
-        devices = cores()  # `resolve` then reports how many devices the mesh needs
-
-    with contextlib.suppress(RuntimeError):  # raised if JAX has already used a device
-        jax.config.update("jax_num_cpu_devices", devices)
+        return cores()  # `resolve` then reports how many devices the mesh needs
+    return devices
 
 
 def missing_platform() -> str:
@@ -71,6 +80,13 @@ def missing_platform() -> str:
         why = one_line(e, 200) or "jaxlib was installed without it"
         return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
     return ""
+
+
+def device_memory(devices: int = 1) -> int:
+    """Return the memory in bytes of this process's first device; `devices` on a CPU share the host's memory equally."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return stats.get("bytes_limit") or host_memory // devices
 
 
 def keep_memory(config: Config) -> None:
@@ -130,14 +146,15 @@ def precision_note(dtype: str, device: jax.Device) -> str:
     return "steps are faster in bfloat16 on this CPU: --train.compute-dtype bfloat16"
 
 
-def device_memory(devices: int = 1) -> int:
-    """Return the memory in bytes of this process's first device; `devices` on a CPU share the host's memory equally."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return stats.get("bytes_limit") or host_memory // devices
+def step_compile_options(mesh: Mesh | AbstractMesh) -> CompilerOptions | None:
+    """Return compiler options for training steps."""
+    if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "gpu":
+        return None
+    # Do not merge the products of queries, keys and values, because attention would copy its slices of the result.
+    return {"xla_gpu_dot_merger_threshold_mb": 0}
 
 
-def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
+def quick_compile_options(mesh: Mesh) -> CompilerOptions | None:
     """Return compiler options for programs called once: faster compilation, equal results."""
     match mesh.devices.flat[0].platform:
         case "cpu":
@@ -159,11 +176,3 @@ def random_bits_by_kernel(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     from jax._src.config import threefry_gpu_kernel_lowering  # private, without a public equivalent for one thread
 
     return threefry_gpu_kernel_lowering(True)
-
-
-def step_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, bool | str | int | float] | None:
-    """Return compiler options for training steps."""
-    if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "gpu":
-        return None
-    # Do not merge the products of queries, keys and values, because attention would copy its slices of the result.
-    return {"xla_gpu_dot_merger_threshold_mb": 0}

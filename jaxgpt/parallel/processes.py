@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -66,11 +66,11 @@ def on_leader(make: Callable[[], T]) -> T:
     """
     if _count == 1:
         return make()
-    own = _outcome(make) if is_leader() else None
-    outcome, *_ = _gather(own)
-    if "error" in outcome:
-        raise SharedError(outcome["error"])
-    return cast(T, outcome["value"])
+    own = _attempt(make) if is_leader() else Attempt()
+    of_leader, *_ = _exchange(own)
+    if of_leader.error is not None:
+        raise SharedError(of_leader.error)
+    return cast(T, of_leader.value)
 
 
 def from_all(make: Callable[[], T]) -> list[T]:
@@ -81,13 +81,7 @@ def from_all(make: Callable[[], T]) -> list[T]:
     """
     if _count == 1:
         return [make()]
-    outcomes = _gather(_outcome(make))
-    errors = {n: each["error"] for n, each in enumerate(outcomes) if "error" in each}
-    if errors:
-        n, error = next(iter(errors.items()))
-        is_everywhere = len(errors) == len(outcomes) and len(set(errors.values())) == 1
-        raise SharedError(error if is_everywhere else f"process {n}: {error}")
-    return [outcome["value"] for outcome in outcomes]
+    return _values(_exchange(_attempt(make)))
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
@@ -98,13 +92,13 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
     """
     if _count == 1:
         return make()
-    results: list[T] = []  # the result, made within `from_all`, which exchanges the errors of `make`
+    # A process whose `make` fails exchanges the error in place of the facts, so no process waits for it.
+    own = _attempt(make)
+    described = own
+    if own.error is None:
+        described = _attempt(lambda: {name: repr(value) for name, value in facts(own.value).items()})
+    found = _values(_exchange(described))
 
-    def own_facts() -> dict[str, str]:
-        results.append(make())
-        return {name: repr(value) for name, value in facts(results[0]).items()}
-
-    found = from_all(own_facts)
     leader = found[0]
     for n, other in enumerate(found):
         for name in leader | other:
@@ -115,7 +109,7 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
                 raise SharedError(
                     f"the processes disagree: {difference}; start all with the same command, code and data"
                 )
-    return results[0]
+    return cast(T, own.value)
 
 
 def is_peer_failure(error: Exception) -> bool:
@@ -161,26 +155,43 @@ class Poll:
         self._answers.clear()
 
 
-def _gather(value: Any) -> list[Any]:
-    """Exchange JSON values: return the values of all processes, in order."""
+class Attempt(NamedTuple):
+    """A call of a function in one process: its result, or the message of its `UserError`."""
+
+    value: Any = None
+    error: str | None = None
+
+
+def _attempt(make: Callable[[], Any]) -> Attempt:
+    try:
+        return Attempt(value=make())
+    except UserError as e:
+        return Attempt(error=str(e))
+
+
+def _values(attempts: Sequence[Attempt]) -> list[Any]:
+    """Return the results of all processes; raise `SharedError` if a process has an error."""
+    errors = {n: attempt.error for n, attempt in enumerate(attempts) if attempt.error is not None}
+    if errors:
+        n, error = next(iter(errors.items()))
+        is_everywhere = len(errors) == len(attempts) and len(set(errors.values())) == 1
+        raise SharedError(error if is_everywhere else f"process {n}: {error}")
+    return [attempt.value for attempt in attempts]
+
+
+def _exchange(own: Attempt) -> list[Attempt]:
+    """Return the attempts of all processes, in order; their results are JSON values."""
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:  # not supported by `process_allgather`
         raise SharedError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )
 
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    data = np.frombuffer(json.dumps(own).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
     # Sizes are rounded up to a power of 2, so that few shapes are compiled.
     largest = int(sizes.max())
     padded = np.zeros(1 << (largest - 1).bit_length(), np.uint8)
     padded[: data.size] = data
     rows = multihost_utils.process_allgather(padded)
-    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
-
-
-def _outcome(make: Callable[[], Any]) -> dict[str, Any]:
-    try:
-        return {"value": make()}
-    except UserError as e:
-        return {"error": str(e)}
+    return [Attempt(*json.loads(row[:size].tobytes())) for row, size in zip(rows, sizes, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -77,49 +77,81 @@ def rows_of(batch: Any) -> int:
     return len(jax.tree.leaves(batch)[0])
 
 
-def put(mesh: Mesh, batches: Sequence[Any], rows: int, steps: int = 0) -> Any:
-    """Put batches on the devices of a mesh, sharded by rows.
+def put(mesh: Mesh, batch: Any, rows: int) -> Any:
+    """Put a batch on the devices of a mesh, sharded by rows.
 
     Only rows of this process's devices are read, each once. Missing rows are filled with -1 (booleans: False), and must have
     zero weight in an objective: windows of -1 have no targets.
 
     Args:
-        batches: batches of equal structure, as in `row_spec`, with up to `rows` rows.
+        mesh: the devices.
+        batch: a batch as in `row_spec`, with up to `rows` rows.
         rows: number of rows of the result, a multiple of `batch_ways`.
-        steps: 0: put the only batch, `[rows, ...]`; K: put 1 to K batches, `[K, rows, ...]`.
 
     Returns:
-        A tree of sharded arrays: int32, float32 for floating-point numbers, or booleans.
+        A tree of sharded arrays `[rows, ...]`: int32, float32 for floating-point numbers, or booleans.
+    """
+    spec, tree = jax.tree.flatten(row_spec(batch))
+
+    def read(first: int, last: int) -> list[np.ndarray]:
+        arrays = _missing_rows(spec, last - first)
+        _read_into(arrays, batch, first, last)
+        return arrays
+
+    return jax.tree.unflatten(tree, _sharded(spec, (rows,), batch_sharding(mesh), read))
+
+
+def put_batches(mesh: Mesh, batches: Sequence[Any], rows: int, steps: int) -> Any:
+    """Put batches of several steps on the devices as in `put`, stacked: a tree of arrays `[steps, rows, ...]`.
+
+    Args:
+        mesh: the devices.
+        batches: 1 to `steps` batches of equal structure. Missing batches are filled like missing rows.
+        rows: number of rows of a step.
+        steps: number of steps.
     """
     spec, tree = jax.tree.flatten(row_spec(batches[0]))
 
-    @cache
-    def part(first: int, last: int) -> list[np.ndarray]:
-        """Read rows of all batches: `[K, last - first, ...]` for each leaf."""
-        parts = []
-        for leaf in spec:
-            fill = False if leaf.dtype == bool else -1
-            parts.append(np.full((max(steps, 1), last - first, *leaf.shape[1:]), fill, leaf.dtype))
+    def read(first: int, last: int) -> list[np.ndarray]:
+        arrays = _missing_rows(spec, steps, last - first)
         for step, batch in enumerate(batches):
-            read = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[first:last], batch))
-            for out, values in zip(parts, read, strict=True):
-                np.copyto(out[step, : len(values)], values, casting="same_kind")
-        if steps:
-            return parts
-        return [only[0] for only in parts]
+            _read_into([array[step] for array in arrays], batch, first, last)
+        return arrays
 
-    sharding = batch_sharding(mesh, several=bool(steps))
-    axis = 1 if steps else 0  # axis of the rows
+    return jax.tree.unflatten(tree, _sharded(spec, (steps, rows), batch_sharding(mesh, several=True), read))
 
-    def put_leaf(index: int, leaf: Any) -> jax.Array:
-        shape = (rows, *leaf.shape[1:])
-        if steps:
-            shape = (steps, *shape)
 
-        def shard(where: Any) -> np.ndarray:
-            first, last, _ = where[axis].indices(rows)
-            return part(first, last)[index]
+def _missing_rows(spec: Sequence[np.ndarray], *lead: int) -> list[np.ndarray]:
+    """Return arrays `[*lead, ...]` of missing rows, one for each leaf of a `row_spec`."""
+    return [np.full((*lead, *leaf.shape[1:]), False if leaf.dtype == bool else -1, leaf.dtype) for leaf in spec]
 
-        return jax.make_array_from_callback(shape, sharding, shard)
 
-    return jax.tree.unflatten(tree, [put_leaf(index, leaf) for index, leaf in enumerate(spec)])
+def _read_into(arrays: Sequence[np.ndarray], batch: Any, first: int, last: int) -> None:
+    """Write the rows of a batch from `first` to `last` into arrays, one for each leaf."""
+    read = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[first:last], batch))
+    for array, values in zip(arrays, read, strict=True):
+        np.copyto(array[: len(values)], values, casting="same_kind")
+
+
+def _sharded(
+    spec: Sequence[np.ndarray],
+    lead: tuple[int, ...],
+    sharding: NamedSharding,
+    read: Callable[[int, int], list[np.ndarray]],
+) -> list[jax.Array]:
+    """Make an array `[*lead, ...]` for each leaf of a `row_spec`. The last axis of `lead` are the rows.
+
+    `read(first, last)` returns the rows of all leaves. It is called once for each range of rows.
+    """
+    read_once = cache(read)
+    axis = len(lead) - 1
+    rows = lead[axis]
+    arrays = []
+    for number, leaf in enumerate(spec):
+
+        def shard(index: tuple[slice, ...], number: int = number) -> np.ndarray:
+            first, last, _ = index[axis].indices(rows)
+            return read_once(first, last)[number]
+
+        arrays.append(jax.make_array_from_callback((*lead, *leaf.shape[1:]), sharding, shard))
+    return arrays

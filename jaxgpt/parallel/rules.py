@@ -135,14 +135,14 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
             )
 
     # The mesh axes of each array axis; () becomes None in the PartitionSpec.
-    ways = [rules[name] if name else () for name in names]
-    used = [axis for way in ways for axis in way]
+    mesh_axes = [rules[name] if name else () for name in names]
+    used = [axis for axes in mesh_axes for axis in axes]
     if len(used) != len(set(used)):
-        split = [f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way]
+        split = [f"{name} by {', '.join(axes)}" for name, axes in zip(names, mesh_axes, strict=True) if axes]
         raise UserError(
             f"the rules shard several axes of an array over the same mesh axis: {' and '.join(split)}; set one to ()"
         )
-    return PartitionSpec(*[way or None for way in ways])
+    return PartitionSpec(*[axes or None for axes in mesh_axes])
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
@@ -219,17 +219,17 @@ def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     if math.prod(shape) < SMALL:
         return PartitionSpec()
 
-    def shards(names: tuple[str, ...]) -> int:
-        return math.prod(mesh.shape[name] for name in names)
+    def shards(axes: tuple[str, ...]) -> int:
+        return math.prod(mesh.shape[axis] for axis in axes)
 
     # Try the largest number of shards first.
-    ways = [("fsdp", "tensor"), ("fsdp",), ("tensor",)]
-    for names in sorted(ways, key=shards, reverse=True):
-        count = shards(names)
+    candidates = [("fsdp", "tensor"), ("fsdp",), ("tensor",)]
+    for axes in sorted(candidates, key=shards, reverse=True):
+        count = shards(axes)
         divisible = [size if size % count == 0 else 0 for size in shape]
         if count > 1 and any(divisible):
             spec: list[Any] = [None] * len(shape)
-            spec[divisible.index(max(divisible))] = names
+            spec[divisible.index(max(divisible))] = axes
             return PartitionSpec(*spec)
     return PartitionSpec()
 

@@ -26,14 +26,13 @@ def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     def on_device(params: Any, rows: Any) -> Any:
         with nn.logical_axis_rules(()):
             leaves, tree = jax.tree.flatten(sums(params, rows))
-        small = [leaf for leaf in leaves if leaf.size <= SMALL]
-        large = [leaf for leaf in leaves if leaf.size > SMALL]
+        # Concatenate the small arrays, add over the devices, and restore the order of the arrays.
+        small = {n: leaf for n, leaf in enumerate(leaves) if leaf.size <= SMALL}
+        large = {n: leaf for n, leaf in enumerate(leaves) if leaf.size > SMALL}
         together, split = ravel_pytree(small)
         together, large = jax.lax.psum((together, large), "data")
-        small_sums = iter(split(together))
-        large_sums = iter(large)
-        total = [next(small_sums if leaf.size <= SMALL else large_sums) for leaf in leaves]
-        return jax.tree.unflatten(tree, total)
+        totals = split(together) | large
+        return jax.tree.unflatten(tree, [totals[n] for n in range(len(leaves))])
 
     specs = PartitionSpec(), PartitionSpec("data")
     # check_vma=False: each device computes the gradients of its own rows. Otherwise JAX would insert one all-reduce per array.
@@ -50,8 +49,8 @@ def sums_by_device(
     if key is not None:
         raise ValueError("sums_by_device does not support dropout: all devices would draw equal masks")
 
-    def sums(whole: tuple[Any, Any], rows: Any) -> tuple[Any, Sums]:
-        params, frozen = whole
+    def sums(weights: tuple[Any, Any], rows: Any) -> tuple[Any, Sums]:
+        params, frozen = weights
         return gradient_sums(params, rows, None, frozen, objective=objective, accumulation=accumulation)
 
     result: tuple[Any, Sums] = over_data(sums)((params, frozen), batch)

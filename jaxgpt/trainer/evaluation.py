@@ -92,7 +92,7 @@ def _sums_of_rows(program: Program, params: Any, rows: Windows, batch_size: int,
 
     def batch(first: int) -> Any:
         part = replace(rows, starts_B=rows.starts_B[first : first + batch_size])
-        return put(program.mesh, [part], batch_size)
+        return put(program.mesh, part, batch_size)
 
     parts: list[RowSums] = []
     with prefetched(batch, range(0, len(rows), batch_size)) as batches:

@@ -28,7 +28,7 @@ from jaxgpt.model.scan import unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.host import step_compile_options
 from jaxgpt.parallel.mesh import block_on_cpu_mesh
-from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, microbatches, put, rows_of
+from jaxgpt.parallel.rows import Microbatches, batch_sharding, batch_ways, microbatches, put, put_batches, rows_of
 from jaxgpt.parallel.rules import Rules, replicated, use_mesh
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.adapters import base_of, of_objective
@@ -132,7 +132,7 @@ class Program:
 
     def put(self, batch: Any) -> Any:
         """Put a batch on the devices, sharded over rows, and padded to `padded_rows` rows; see `rows.put`."""
-        return put(self.mesh, [batch], self.padded_rows(rows_of(batch)))
+        return put(self.mesh, batch, self.padded_rows(rows_of(batch)))
 
     def put_batches(self, batches: Sequence[Any]) -> Any:
         """Put 1 to `train.steps_per_call` batches on the devices, for one call of `step`."""
@@ -142,7 +142,7 @@ class Program:
             raise UserError(f"expected 1 to {most} batches per call (train.steps_per_call), not {len(batches)}")
         if most == 1:
             return self.put(batches[0])
-        return Several(put(self.mesh, batches, self.rows_per_step, most), len(batches))
+        return Several(put_batches(self.mesh, batches, self.rows_per_step, most), len(batches))
 
     def batch(self, steps: int = 1, spec: Any = None) -> Any:
         """Return an abstract, padded batch of a step; for K > 1 steps, `Several` with leaves `[K, rows, ...]`.
