@@ -24,8 +24,7 @@ from jaxgpt.data.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
-from jaxgpt.lm.score import _of_targets as of_targets
-from jaxgpt.lm.score import _shared_rows, _Text
+from jaxgpt.lm.score import _shared_rows, _Text, target_scores
 from jaxgpt.lm.tree import Ancestors
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
@@ -205,7 +204,7 @@ def test_other_classes_of_models_compute_texts_separately(lm: LM) -> None:
 
 def test_the_first_of_equal_logits_is_best() -> None:
     logits = jnp.array([[[0.0, 5.0, 5.0, -jnp.inf]] * 4])
-    log_p, is_best = of_targets(logits, jnp.array([[0, 1, 2, -1]]))
+    log_p, is_best = target_scores(logits, jnp.array([[0, 1, 2, -1]]))
     assert is_best.tolist() == [[False, True, False, False]]
     np.testing.assert_allclose(log_p[0, :3], jax.nn.log_softmax(logits[0, 0])[:3], rtol=1e-6)
 

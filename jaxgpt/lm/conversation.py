@@ -201,6 +201,7 @@ def chat(
 
 
 def _format(lm: LM, variables: Mapping[str, Any] | None, with_tools: bool) -> ChatFormat:
+    """Return the chat format of a model; raise `UserError` if it has no default chat template."""
     form = chat_format(lm.tokenizer, lm.config.data, variables, with_tools=with_tools)
     if form is None and lm.tokenizer.special.templates:
         names = ", ".join(lm.tokenizer.special.templates)

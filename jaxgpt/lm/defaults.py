@@ -11,7 +11,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.directories import GENERATION_CONFIG
 from jaxgpt.errors import UserError, short_repr
 
-NAMES = tuple(each.name for each in fields(SamplingParams))
+NAMES = tuple(field.name for field in fields(SamplingParams))
 # Unsupported transformers settings that change or end the sampled tokens, with the values that have no effect.
 NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),

@@ -104,11 +104,14 @@ def score(
     if batch_tokens is None:
         batch_tokens = _sizes().batch_tokens
     batch_tokens = as_int("batch_tokens", batch_tokens, 1, INT_MAX)
-    befores = as_prompts(contexts)
-    afters = as_prompts(continuations)
-    if len(befores) != len(afters):
-        raise UserError(f"{len(befores)} contexts and {len(afters)} continuations: pass one continuation per context")
-    texts = [_encode(lm, before, after) for before, after in zip(befores, afters, strict=True)]
+    contexts = as_prompts(contexts)
+    continuations = as_prompts(continuations)
+    if len(contexts) != len(continuations):
+        raise UserError(
+            f"{len(contexts)} contexts and {len(continuations)} continuations: pass one continuation per context"
+        )
+    pairs = zip(contexts, continuations, strict=True)
+    texts = [_encode(lm, context, continuation) for context, continuation in pairs]
 
     # Batches of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
     ways = row_ways(lm)
@@ -184,30 +187,29 @@ def _round_length(n: int, least: int = 16) -> int:
     return math.ceil(n / step) * step
 
 
-def _encode(lm: LM, before: Any, after: Any) -> _Text:
-    """Encode a context and its continuation, and check their length."""
+def _encode(lm: LM, context: Any, continuation: Any) -> _Text:
+    """Encode a context and its continuation, each a string or ids, and check their length."""
     model = lm.config.model
-    given = encode_prompt(lm.tokenizer, model.vocab_size, before)
-    context = given or start_ids(lm.tokenizer)
-    ids = _continuation(lm, before, after)
+    context_ids = encode_prompt(lm.tokenizer, model.vocab_size, context) or start_ids(lm.tokenizer)
+    ids = _encode_continuation(lm, context, continuation)
     if not ids:
         raise UserError("a continuation has no tokens: pass a text or at least one id")
-    text = _Text(context, ids)
+    text = _Text(context_ids, ids)
     if len(text.inputs) > model.block_size and model.positions != "rope":
         raise UserError(
-            f"a text has {len(context)} tokens of context and {len(ids)} of continuation, and the model reads at most "
+            f"a text has {len(context_ids)} tokens of context and {len(ids)} of continuation, and the model reads at most "
             f"{model.block_size}: shorten the context"
         )
     return text
 
 
-def _continuation(lm: LM, before: Any, after: Any) -> list[int]:
+def _encode_continuation(lm: LM, context: Any, continuation: Any) -> list[int]:
     """Encode a continuation; a string continues the text of the context."""
-    size = lm.config.model.vocab_size
-    if not isinstance(after, str):
-        return encode_prompt(lm.tokenizer, size, after)
-    ids = encode_continuation(lm.tokenizer, before, after).tolist()
-    return encode_prompt(lm.tokenizer, size, ids) if ids else []
+    vocab_size = lm.config.model.vocab_size
+    if not isinstance(continuation, str):
+        return encode_prompt(lm.tokenizer, vocab_size, continuation)
+    ids = encode_continuation(lm.tokenizer, context, continuation).tolist()
+    return encode_prompt(lm.tokenizer, vocab_size, ids) if ids else []
 
 
 class _Branches(NamedTuple):
@@ -290,7 +292,7 @@ def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
 
     def scores(
         params: Any, tokens_BT: jax.Array, at_BC: jax.Array, targets_BC: jax.Array, branches: _Branches | None
-    ) -> Any:
+    ) -> tuple[jax.Array, jax.Array]:
         reader = model
         positions = None
         if branches is not None:
@@ -300,16 +302,16 @@ def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
         x_BTD: Any = reader.apply({"params": params}, tokens_BT, None, positions, method=GPT.hidden)
         x_BCD = jnp.take_along_axis(x_BTD, at_BC[..., None], axis=1)
 
-        def of_chunk(x_BcD: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def chunk_scores(x_BcD: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits_BcV: Any = model.apply({"params": params}, x_BcD, method=GPT.head)
-            return _of_targets(logits_BcV.astype(jnp.float32), targets_Bc)
+            return target_scores(logits_BcV.astype(jnp.float32), targets_Bc)
 
-        return chunked(of_chunk, x_BCD, targets_BC, chunk)
+        return chunked(chunk_scores, x_BCD, targets_BC, chunk)
 
     return jax.jit(scores)
 
 
-def _of_targets(logits_BcV: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
+def target_scores(logits_BcV: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the log probability of each target, in nats, and whether it is the first of the largest logits."""
     # Each line is one pass over the logits. `argmax` would take longer than all of them on a CPU.
     largest_Bc1 = logits_BcV.max(-1, keepdims=True)

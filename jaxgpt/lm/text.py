@@ -73,14 +73,9 @@ class TextStream:
             return ""
         self._append(ids, log_p)
 
-        text = self._new(len(self.ids)) if self.finish_reason else self._settled()
-        ends = []  # the end and the start of each stop string in the text
-        for stop in self._stops:
-            at = text.find(stop)
-            if at >= 0:
-                ends.append((at + len(stop), at))
-        if ends:
-            _, begin = min(ends)  # the first completed stop string
+        text = self._new_text(len(self.ids)) if self.finish_reason else self._settled_text()
+        begin = self._begin_of_stop(text)
+        if begin is not None:
             text = text[:begin]
             self.finish_reason = "stop"
             self._trim_ids(text)
@@ -110,18 +105,32 @@ class TextStream:
                 self.finish_reason = "length"
                 break
 
-    def _new(self, n: int) -> str:
+    def _begin_of_stop(self, text: str) -> int | None:
+        """Return the start of the stop string that ends first in the text; None: the text has no stop string."""
+        ends_and_begins = []
+        for stop in self._stops:
+            begin = text.find(stop)
+            if begin >= 0:
+                ends_and_begins.append((begin + len(stop), begin))
+        return min(ends_and_begins)[1] if ends_and_begins else None
+
+    def _new_text(self, n: int) -> str:
         """Decode the first n new ids."""
         return self._after_prompt(self._decode(self._prompt + self.ids[:n]))
 
     def _after_prompt(self, text: str) -> str:
+        """Return the part of a decoded text after the text of the prompt."""
         if text.startswith(self._before):
             return text[len(self._before) :]
         # Bytes at the end of the prompt became part of a new character, or the whole text belongs to the prompt.
-        same = next((i for i, (a, b) in enumerate(zip(self._before, text, strict=False)) if a != b), len(text))
-        return text[same:]
+        common = 0
+        for before, now in zip(self._before, text, strict=False):
+            if before != now:
+                break
+            common += 1
+        return text[common:]
 
-    def _settled(self) -> str:
+    def _settled_text(self) -> str:
         """Return the text that further ids cannot change."""
         ids = self._settled_ids(self._prompt + self.ids)
         text = self._decode(ids) if ids else ""
@@ -135,7 +144,7 @@ class TextStream:
         """Keep the shortest prefix of the ids with a text that begins with `text`."""
         fewest = len(self.ids)
         for n in range(len(self.ids) - 1, -1, -1):
-            shorter = self._new(n)
+            shorter = self._new_text(n)
             if shorter.startswith(text):
                 fewest = n
             elif len(shorter) < len(text):  # no match among shorter prefixes
@@ -147,4 +156,7 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of the text that is a proper prefix of the stop string."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

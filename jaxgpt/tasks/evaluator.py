@@ -27,11 +27,11 @@ class TaskMetrics(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """The metrics, `TASK/METRIC`, and their standard errors, `TASK/METRIC_stderr`."""
         metrics = {}
-        for each in self.results:
-            name = f"{each.task}/{each.metric}"
-            metrics[name] = each.value
-            if each.stderr is not None:
-                metrics[f"{name}_stderr"] = each.stderr
+        for result in self.results:
+            name = f"{result.task}/{result.metric}"
+            metrics[name] = result.value
+            if result.stderr is not None:
+                metrics[f"{name}_stderr"] = result.stderr
         return metrics
 
     @property
@@ -41,18 +41,18 @@ class TaskMetrics(NamedTuple):
         Without such metrics, the mean of the metrics that are better if they are lower, such as perplexities; NaN (no rank) if
         no metric has a known direction.
         """
-        scores = [each.value for each in self.results if each.higher_is_better]
+        scores = [result.value for result in self.results if result.higher_is_better]
         if scores:
             return -mean(scores)
-        losses = [each.value for each in self.results if each.higher_is_better is False]
+        losses = [result.value for result in self.results if result.higher_is_better is False]
         return mean(losses) if losses else math.nan
 
     def __str__(self) -> str:
         """Format the metrics as `hellaswag acc 0.3120 +- 0.0046, hellaswag acc_norm 0.3380 +- 0.0047`."""
         parts = []
-        for each in self.results:
-            error = "" if each.stderr is None else f" +- {number(each.stderr)}"
-            parts.append(f"{each.task} {each.metric} {number(each.value)}{error}")
+        for result in self.results:
+            error = "" if result.stderr is None else f" +- {number(result.stderr)}"
+            parts.append(f"{result.task} {result.metric} {number(result.value)}{error}")
         return ", ".join(parts)
 
 

@@ -106,13 +106,14 @@ class Tasks:
         except (UserError, Interrupted, jax.errors.JaxRuntimeError):
             raise
         except Exception as e:  # any error of a task's definition
-            if "Sample larger than population" in str(e):
-                raise UserError(
-                    f"{', '.join(self.names)}: a prompt has more examples than the task has samples: lower --shots"
-                ) from e
-            raise UserError(
-                f"lm-evaluation-harness cannot evaluate {', '.join(self.names)}: {type(e).__name__}: {one_line(e, 300)}"
-            ) from e
+            raise self._error(e) from e
+
+    def _error(self, e: Exception) -> UserError:
+        """Return the error for an exception of the harness during an evaluation."""
+        names = ", ".join(self.names)
+        if "Sample larger than population" in str(e):  # a message of `random.sample`, which chooses the examples
+            return UserError(f"{names}: a prompt has more examples than the task has samples: lower --shots")
+        return UserError(f"lm-evaluation-harness cannot evaluate {names}: {type(e).__name__}: {one_line(e, 300)}")
 
 
 def open_tasks(

@@ -81,12 +81,12 @@ def offline() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
-    settings: Any = (datasets.config, constants)
-    before = [each.HF_HUB_OFFLINE for each in settings]
-    for each in settings:
-        each.HF_HUB_OFFLINE = True
+    modules: Any = (datasets.config, constants)
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    for module in modules:
+        module.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for each, value in zip(settings, before, strict=True):
-            each.HF_HUB_OFFLINE = value
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value

@@ -47,39 +47,54 @@ def results_of(found: Mapping[str, Any]) -> list[TaskResult]:
     """Return the metrics in the result of lm-evaluation-harness; other values of a task are skipped."""
     results = []
     for task, values in (found["results"] | found.get("groups", {})).items():
-        counts = found["n-samples"].get(task, {})
         for key, value in values.items():
-            metric, _, label = key.partition(",")
-            is_metric = bool(label) and not metric.endswith("_stderr")
-            if not is_metric or isinstance(value, bool) or not isinstance(value, Real):
-                continue
-            stderr = values.get(f"{metric}_stderr,{label}")
-            version = found["versions"].get(task)
-            result = TaskResult(
-                task=task,
-                metric=metric if label == "none" else f"{metric} ({label})",
-                value=float(value),
-                stderr=float(stderr) if isinstance(stderr, Real) and math.isfinite(stderr) else None,
-                higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
-                samples=int(values.get("sample_len") or counts.get("effective", 0)),
-                of=int(counts.get("original", 0)),
-                shots=found["n-shot"].get(task),
-                task_version="" if version in (None, "N/A", "Yaml") else str(version),
-            )
-            results.append(result)
+            metric, _, filter_label = key.partition(",")
+            is_metric = bool(filter_label) and not metric.endswith("_stderr")
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if is_metric and is_number:
+                results.append(_result(found, task, values, metric, filter_label))
     return results
+
+
+def _result(
+    found: Mapping[str, Any], task: str, values: Mapping[str, Any], metric: str, filter_label: str
+) -> TaskResult:
+    """Return a metric of a task.
+
+    Args:
+        found: result of lm-evaluation-harness.
+        task: name of the task or group.
+        values: its values in the result, with keys `METRIC,FILTER`.
+        metric: name of the metric.
+        filter_label: name of the filter of the answers; "none": no filter.
+    """
+    stderr = values.get(f"{metric}_stderr,{filter_label}")
+    has_stderr = isinstance(stderr, Real) and math.isfinite(stderr)
+    counts = found["n-samples"].get(task, {})
+    version = found["versions"].get(task)
+    return TaskResult(
+        task=task,
+        metric=metric if filter_label == "none" else f"{metric} ({filter_label})",
+        value=float(values[f"{metric},{filter_label}"]),
+        stderr=float(stderr) if has_stderr else None,
+        higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
+        samples=int(values.get("sample_len") or counts.get("effective", 0)),
+        of=int(counts.get("original", 0)),
+        shots=found["n-shot"].get(task),
+        task_version="" if version in (None, "N/A", "Yaml") else str(version),
+    )
 
 
 def table(results: Sequence[TaskResult]) -> list[list[str]]:
     """Return the rows of a table of results, with `TITLES` first."""
     rows = [list(TITLES)]
-    for each in results:
-        stderr = "" if each.stderr is None else number(each.stderr)
-        samples = f"{each.samples:,}"
-        if each.samples < each.of:
-            samples += f" of {each.of:,}"
-        shots = "" if each.shots is None else str(each.shots)
-        rows.append([each.task, each.metric, number(each.value), stderr, samples, shots])
+    for result in results:
+        stderr = "" if result.stderr is None else number(result.stderr)
+        samples = f"{result.samples:,}"
+        if result.samples < result.of:
+            samples += f" of {result.of:,}"
+        shots = "" if result.shots is None else str(result.shots)
+        rows.append([result.task, result.metric, number(result.value), stderr, samples, shots])
     return rows
 
 
@@ -122,13 +137,14 @@ def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, d
         UserError: if the file is damaged.
     """
     names = {field.name for field in fields(TaskResult)}
-    found = []
+    results = []
     for entry in _entries(run):
         if step is not None and entry.get("step") != step:
             continue
         result = TaskResult(**{name: value for name, value in entry.items() if name in names})
-        found.append((result, {name: value for name, value in entry.items() if name not in names}))
-    return found
+        facts = {name: value for name, value in entry.items() if name not in names}
+        results.append((result, facts))
+    return results
 
 
 def evaluation_settings(facts: Mapping[str, Any]) -> str:
