@@ -72,7 +72,7 @@ lm.generation.generate
             model.cache.grow
     lm.engine.run
       decoding.sampler.decode_steps
-        decoding.sampler.step
+        decoding.sampler.decode_step
           decoding.sampler.extend
             model.gpt.GPT.extend
               model.cache.KVCache.reserve

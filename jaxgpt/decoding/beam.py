@@ -65,7 +65,7 @@ class BeamState(NamedTuple):
         cache: KV cache of the sequences without their last tokens.
         score_BW: float32, log p of each running sequence; `NO_SCORE` if it must not be continued.
         best: best finished sequences so far.
-        active_B: bool, false once the search of a row has stopped (see `_active`).
+        active_B: bool, false once the search of a row has stopped (see `_active_rows`).
         made: int32 scalar, number of ids generated so far per sequence.
         limit_B: int32, the maximum number of new ids of each prompt.
     """
@@ -81,7 +81,7 @@ class BeamState(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam search as pure functions: `prefill`, then `step` while `open`.
+    """Beam search as pure functions: `prefill`, then `step` while `is_active`.
 
     Attributes:
         sampler: model, repetition penalty, `no_repeat_ngram_size`, custom filters and stop ids. The temperature must be 1;
@@ -97,7 +97,7 @@ class BeamSearch:
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
         """Run the search, and return the best finished sequences; arguments as in `prefill`."""
         start = self.prefill(params, text, limit_B)
-        final = jax.lax.while_loop(self.open, lambda state: self.step(params, state), start)
+        final = jax.lax.while_loop(self.is_active, lambda state: self.step(params, state), start)
         return final.best
 
     def prefill(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> BeamState:
@@ -136,7 +136,7 @@ class BeamSearch:
             limit_B=jnp.asarray(limit_B),
         )
 
-    def open(self, state: BeamState) -> jax.Array:
+    def is_active(self, state: BeamState) -> jax.Array:
         """Return whether a further step can change the result."""
         return jnp.any(state.active_B) & (state.made < state.limit_B.max())
 
@@ -187,7 +187,7 @@ class BeamSearch:
             cache=cache._replace(layers=layers),
             score_BW=score_BW,
             best=best,
-            active_B=self._active(state, score_BW[:, 0], best),
+            active_B=self._active_rows(state, score_BW[:, 0], best),
             made=state.made + 1,
         )
 
@@ -208,7 +208,7 @@ class BeamSearch:
         best: Hypotheses = jax.tree.map(lambda x: gather_beams(x, best_BW), both)
         return best
 
-    def _active(self, state: BeamState, running_B: jax.Array, best: Hypotheses) -> jax.Array:
+    def _active_rows(self, state: BeamState, running_B: jax.Array, best: Hypotheses) -> jax.Array:
         """Return the rows that continue, bool `[B]`, from the log probability of the best running sequence of each row.
 
         A row stops if its best running sequence is not expected to beat its worst finished sequence. The expected score is
@@ -224,6 +224,7 @@ class BeamSearch:
         return active_B
 
     def _score(self, log_p: jax.Array, length: jax.Array) -> jax.Array:
+        """Compute `log p / length ** length_penalty`."""
         return log_p / length.astype(jnp.float32) ** self.beams.length_penalty
 
 

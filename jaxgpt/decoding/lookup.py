@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.decoding.buffer import TokenBuffer
-from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, repeat, write
+from jaxgpt.decoding.sampler import Sampler, SamplerState, decode_steps, extend, repeat_steps, write_slots
 from jaxgpt.decoding.sampling import sample_token
 
 DRAFT = 7  # number of drafted tokens per verification pass; with the last token of the text, the pass reads 8 tokens
@@ -66,7 +66,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
             state,
         )
 
-    return repeat(step, state, steps)
+    return repeat_steps(step, state, steps)
 
 
 def _draft_fits(sampler: Sampler, text: TokenBuffer) -> jax.Array:
@@ -103,7 +103,7 @@ def _verify(sampler: Sampler, params: Any, state: SamplerState, draft_G: jax.Arr
 
     # Keep `count` tokens: the slots after them are masked until later tokens overwrite them.
     extended = text.append(token_T[None])
-    log_p_BS = write(state.log_p_BS, log_p_T[None], text.length)
+    log_p_BS = write_slots(state.log_p_BS, log_p_T[None], text.length)
     return state._replace(
         text=extended._replace(length=text.length + count),
         cache=cache._replace(length=state.cache.length + count),

@@ -106,7 +106,7 @@ def decode_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         state: state after `prefill` or a previous call.
         steps: maximum number of new tokens per row, a traced int32 scalar, so that one program serves all values.
     """
-    return repeat(partial(step, sampler, params), state, steps)
+    return repeat_steps(partial(decode_step, sampler, params), state, steps)
 
 
 def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.Array) -> SamplerState:
@@ -121,17 +121,17 @@ def slide_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.A
     def read_again(state: SamplerState) -> SamplerState:
         text = state.text.last(sampler.context)
         cache = read_prompts(sampler.model, params, text, state.cache.size)
-        return step(sampler, params, state._replace(cache=cache))
+        return decode_step(sampler, params, state._replace(cache=cache))
 
     # Count ended rows too: once a row exceeds the context, the cache lacks tokens and must not be used again.
     longest = state.text.tokens_B.max()
     # A step with the cache reads all tokens of a row, at most `context`.
     cached_steps = jnp.clip(sampler.context + 1 - longest, 0, steps)
     state = decode_steps(sampler, params, state, cached_steps)
-    return repeat(read_again, state, steps - cached_steps)
+    return repeat_steps(read_again, state, steps - cached_steps)
 
 
-def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
+def decode_step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     """Read the last token of each row, then sample and append the next; ended rows repeat their last token."""
     text = state.text
     last_B1 = text.last(1).ids_BS
@@ -139,7 +139,7 @@ def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     sampled = sample_token(logits_B1V[:, -1], text, state.key_B, state.made, sampler.sampling, sampler.filters)
     token_B = jnp.where(state.done_B, last_B1[:, 0], sampled.token_B)
     log_p_B = jnp.where(state.done_B, 0.0, sampled.log_p_B)
-    log_p_BS = write(state.log_p_BS, log_p_B[:, None], text.length)
+    log_p_BS = write_slots(state.log_p_BS, log_p_B[:, None], text.length)
     return state._replace(
         text=text.append(token_B[:, None]),
         cache=cache,
@@ -149,12 +149,14 @@ def step(sampler: Sampler, params: Any, state: SamplerState) -> SamplerState:
     )
 
 
-def write(x_BS: jax.Array, new_BT: jax.Array, slot: jax.Array) -> jax.Array:
+def write_slots(x_BS: jax.Array, new_BT: jax.Array, slot: jax.Array) -> jax.Array:
     """Write T values into each row, starting at `slot`."""
     return jax.lax.dynamic_update_slice(x_BS, new_BT, (jnp.int32(0), slot))
 
 
-def repeat(advance: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array) -> SamplerState:
+def repeat_steps(
+    advance: Callable[[SamplerState], SamplerState], state: SamplerState, steps: jax.Array
+) -> SamplerState:
     """Call `advance` until `steps` more tokens per row exist, all rows end, or the text buffer is full."""
     last = state.made + jnp.minimum(steps, state.text.room)
 

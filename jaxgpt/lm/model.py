@@ -84,7 +84,8 @@ def load(
         check_mesh(mesh)
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
-    set_quick_flag()
+
+    set_quick_flag()  # before XLA starts
     place = Place(mesh, model=model)
     source, params = read_source(path, checkpoint, lambda source: source.read(place))
 
