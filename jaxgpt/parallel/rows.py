@@ -146,10 +146,10 @@ def _sharded(
     read_once = cache(read)
     axis = len(lead) - 1
     rows = lead[axis]
-    arrays = []
+    arrays: list[jax.Array] = []
     for number, leaf in enumerate(spec):
 
-        def shard(index: tuple[slice, ...], number: int = number) -> np.ndarray:
+        def shard(index: Any, number: int = number) -> np.ndarray:  # index: a slice for each axis
             first, last, _ = index[axis].indices(rows)
             return read_once(first, last)[number]
 

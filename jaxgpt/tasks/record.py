@@ -69,14 +69,13 @@ def _result(
         filter_label: name of the filter of the answers; "none": no filter.
     """
     stderr = values.get(f"{metric}_stderr,{filter_label}")
-    has_stderr = isinstance(stderr, Real) and math.isfinite(stderr)
     counts = found["n-samples"].get(task, {})
     version = found["versions"].get(task)
     return TaskResult(
         task=task,
         metric=metric if filter_label == "none" else f"{metric} ({filter_label})",
         value=float(values[f"{metric},{filter_label}"]),
-        stderr=float(stderr) if has_stderr else None,
+        stderr=float(stderr) if isinstance(stderr, Real) and math.isfinite(stderr) else None,
         higher_is_better=found["higher_is_better"].get(task, {}).get(metric),
         samples=int(values.get("sample_len") or counts.get("effective", 0)),
         of=int(counts.get("original", 0)),
