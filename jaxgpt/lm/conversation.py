@@ -144,20 +144,21 @@ class Chat:
         self.prompt_tokens = len(prompt)
         self.reused = reuse.tokens if reuse else 0
 
-        answer = None
+        texts = []
         try:
             for piece, state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
-                answer = (answer or "") + piece.text
+                texts.append(piece.text)
                 self._state = state  # for the next answer, if the caller closes this one
                 yield piece
                 self._state = None  # donated by the next call
             self._state = state
         except Exception:
-            answer = None
+            texts.clear()  # the conversation remains as it was
             raise
         finally:
-            if answer is not None:  # even a partial answer of a closed or interrupted generator
-                self.messages = [*messages, {"role": "assistant", "content": self._format.content(answer)}]
+            if texts:  # even a partial answer of a closed or interrupted generator
+                content = self._format.content("".join(texts))
+                self.messages = [*messages, {"role": "assistant", "content": content}]
 
 
 def chat(
