@@ -29,22 +29,22 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
 
     For a field that is a tuple, a list, a set, an array or a single value is converted.
     """
-    kinds: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for cls in classes:
-        kinds |= get_type_hints(cls)
+        types |= get_type_hints(cls)
     for name in given:
-        if name not in kinds:
-            raise UserError(f"unknown setting {name}{did_you_mean(name, kinds)}; use one of {', '.join(kinds)}")
+        if name not in types:
+            raise UserError(f"unknown setting {name}{did_you_mean(name, types)}; use one of {', '.join(types)}")
 
     values = {}
     for name, value in given.items():
-        is_tuple = get_origin(kinds[name]) is tuple
+        is_tuple = get_origin(types[name]) is tuple
         values[name] = as_tuple(value) if is_tuple else value
-    made = []
+    settings = []
     for cls in classes:
-        own = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        made.append(cls(**own))
-    return made
+        values_of_class = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        settings.append(cls(**values_of_class))
+    return settings
 
 
 def as_list(values: Any) -> list[Any] | None:
@@ -206,7 +206,7 @@ def as_keys(key: Any) -> jax.Array:
     """Convert a seed, or keys of either kind (`jax.random.key` or `jax.random.PRNGKey`), to typed keys."""
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
-    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-    if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == words:
+    data_shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+    if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == data_shape:
         return jax.random.wrap_key_data(jnp.asarray(key))
     return jax.random.key(as_int("key (a seed, or a jax.random.key)", key, 0, 2**32 - 1))

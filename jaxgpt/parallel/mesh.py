@@ -56,19 +56,19 @@ def _without_auto(config: Config, n_devices: int, may_idle: bool) -> dict[str, i
     """
     sizes = sizes_of(config.mesh)
     fixed = math.prod(size for size in sizes.values() if size > 0)
-    rest = max(n_devices // fixed, 1)
+    remaining = max(n_devices // fixed, 1)
     for axis, divided in _divided_widths(config).items():
         if sizes[axis] == -1:
-            sizes[axis] = math.gcd(rest, *divided.values())
-            rest //= sizes[axis]
+            sizes[axis] = math.gcd(remaining, *divided.values())
+            remaining //= sizes[axis]
     if sizes["data"] != -1:
         return sizes
 
-    sizes["data"] = rest
+    sizes["data"] = remaining
     if may_idle:
         batch_size = config.train.batch_size
         others = math.prod(sizes[axis] for axis in RULES["batch"] if axis != "data")
-        share = math.ceil(batch_size / (rest * others))  # windows per device
+        share = math.ceil(batch_size / (remaining * others))  # windows per device
         sizes["data"] = math.ceil(batch_size / (share * others))
     return sizes
 

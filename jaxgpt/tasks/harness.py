@@ -124,8 +124,8 @@ def _text_after_content(template: ChatTemplate, messages: Sequence[Mapping[str, 
     *before, last = messages
     placeholder = {**last, "content": PLACEHOLDER}
     text = template.render([*before, placeholder], add_generation_prompt=False).text
-    has_content = PLACEHOLDER in text
-    return text.rpartition(PLACEHOLDER)[2] if has_content else ""
+    _, found, after = text.rpartition(PLACEHOLDER)
+    return after if found else ""
 
 
 def _end_of_content(text: str, content: str, after: str) -> int | None:

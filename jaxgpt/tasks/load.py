@@ -143,11 +143,11 @@ def open_tasks(
         progress.stage("loading the tasks")
         loaded = _load_all(manager, found, progress)
 
-    check_sources({name: [*part["tasks"], *part["groups"]] for name, part in loaded.items()})
+    check_sources({name: [*part["tasks"], *part.get("groups", {})] for name, part in loaded.items()})
     merged: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for part in loaded.values():
         for kind in merged:
-            merged[kind] |= part[kind]
+            merged[kind] |= part.get(kind, {})
 
     if path:
         check_files(Path(path), list(merged["tasks"]))
