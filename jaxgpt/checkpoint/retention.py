@@ -19,12 +19,14 @@ def steps_to_keep(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
     """
     lasting = sorted(step for step, info in infos.items() if not info.temporary)
 
-    losses: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    rankings: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for step in lasting:
         info = infos[step]
         if info.val_loss is not None:
-            losses[ranked_on(infos, step)].append((info.val_loss, step))
-    best = [step for each in losses.values() for _, step in sorted(each)[: train.keep_best]]
+            rankings[ranked_on(infos, step)].append((info.val_loss, step))
+    best = []
+    for ranked in rankings.values():
+        best += [step for _, step in sorted(ranked)[: train.keep_best]]
     every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
     return {max(infos), *lasting[-train.keep_last :], *best, *every}
 

@@ -48,17 +48,17 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         old = replaced_run(run.path)  # deleted before the first checkpoint
         free += _size(old) if old else 0
 
-    one = _bytes(state)
+    size = _bytes(state)
     most = most_checkpoints(train)
-    needed = one * max(most - len(present), 1)
+    needed = size * max(most - len(present), 1)
     available = f"the file system of {run.path} has {format_bytes(free)} of free space"
-    facts = f"a checkpoint takes about {format_bytes(one)}, and {available}"
+    facts = f"a checkpoint takes about {format_bytes(size)}, and {available}"
     if free < COMPRESSED * _bytes(state.params):
-        fix = f"free at least {format_bytes(one - free)} there, or move the run to a different file system"
+        fix = f"free at least {format_bytes(size - free)} there, or move the run to a different file system"
         raise UserError(f"{facts}: {fix}")
     if free < needed:
         fix = "free space, or lower --train.keep-last and --train.keep-best"
-        note(f"{facts}: the run stores up to {most} at a time, {format_bytes(most * one)}; {fix}")
+        note(f"{facts}: the run stores up to {most} at a time, {format_bytes(most * size)}; {fix}")
 
 
 def _size(path: Path) -> int:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.source import Place, WeightSource, read_source
+from jaxgpt.checkpoint.placement import Place
+from jaxgpt.checkpoint.source import WeightSource, read_source
 from jaxgpt.convert.card import CardSubject, model_card
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import Engine, engines

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.saver import save_params
-from jaxgpt.checkpoint.source import Place, open_source
+from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import OF_CHATS
 from jaxgpt.convert.adapter_tokenizer import adapter_tokenizer
 from jaxgpt.convert.card import CardSubject, model_card

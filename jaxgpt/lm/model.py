@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from jaxgpt.checkpoint.match import first_difference
 from jaxgpt.checkpoint.new_run import complete_run
 from jaxgpt.checkpoint.paths import as_path
+from jaxgpt.checkpoint.placement import Place, check_mesh
 from jaxgpt.checkpoint.saver import save_params
-from jaxgpt.checkpoint.source import Place, check_mesh, open_source, read_source
+from jaxgpt.checkpoint.source import open_source, read_source
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr

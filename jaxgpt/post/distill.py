@@ -58,6 +58,28 @@ def top_and_rest(log_p: jax.Array, log_q: jax.Array, k: int) -> tuple[jax.Array,
     return with_rest(top_p), with_rest(top_q)
 
 
+def position_losses(
+    student_logits_BTV: jax.Array, teacher_logits_BTV: jax.Array, targets_BT: jax.Array, settings: PostConfig
+) -> dict[str, jax.Array]:
+    """Compute the losses of each position, `[B, T]`, in nats; 0 without a target.
+
+    loss: the divergence of `settings`; kl: `KL(student || teacher)` over all tokens, without a gradient; cross_entropy: the
+    loss of language models.
+    """
+    log_p_BTV = jax.nn.log_softmax(student_logits_BTV)
+    log_q_BTV = jax.nn.log_softmax(teacher_logits_BTV)
+    kl_BT = kl_divergence(jax.lax.stop_gradient(log_p_BTV), log_q_BTV)
+    if settings.top_k:
+        log_p_BTV, log_q_BTV = top_and_rest(log_p_BTV, log_q_BTV, settings.top_k)
+    loss_BT = divergence(log_p_BTV, log_q_BTV, settings.divergence, settings.jsd_beta)
+    is_target_BT = targets_BT >= 0
+    return {
+        "loss": jnp.where(is_target_BT, loss_BT, 0.0),
+        "kl": jnp.where(is_target_BT, kl_BT, 0.0),
+        "cross_entropy": cross_entropy(student_logits_BTV, targets_BT),
+    }
+
+
 def distillation_objective(
     apply_fn: Callable[..., Any],
     teacher_fn: Callable[..., Any],
@@ -89,21 +111,10 @@ def distillation_objective(
         D = student_BTD.shape[-1]
 
         def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> dict[str, jax.Array]:
-            logits_BTV = student(x_BTD[..., :D], method="head")
-            log_p_BTV = jax.nn.log_softmax(logits_BTV)
+            student_logits_BTV = student(x_BTD[..., :D], method="head")
             # The states of both models are one array. Without `stop_gradient`, gradients would flow through the teacher's head.
-            of_teacher_BTD = jax.lax.stop_gradient(x_BTD[..., D:])
-            log_q_BTV = jax.nn.log_softmax(teacher(of_teacher_BTD, method="head"))
-            kl_BT = kl_divergence(jax.lax.stop_gradient(log_p_BTV), log_q_BTV)
-            if settings.top_k:
-                log_p_BTV, log_q_BTV = top_and_rest(log_p_BTV, log_q_BTV, settings.top_k)
-            loss_BT = divergence(log_p_BTV, log_q_BTV, settings.divergence, settings.jsd_beta)
-            is_target_BT = targets_BT >= 0
-            return {
-                "loss": jnp.where(is_target_BT, loss_BT, 0.0),
-                "kl": jnp.where(is_target_BT, kl_BT, 0.0),
-                "cross_entropy": cross_entropy(logits_BTV, targets_BT),
-            }
+            teacher_logits_BTV = teacher(jax.lax.stop_gradient(x_BTD[..., D:]), method="head")
+            return position_losses(student_logits_BTV, teacher_logits_BTV, targets_BT, settings)
 
         def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> Any:
             return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
@@ -111,15 +122,15 @@ def distillation_objective(
         # Join the hidden states of both models, so that one pass over the positions computes both logits.
         x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
         if computes_only_answers(longest, targets_BT.shape[1]):
-            found = at_answers(all_losses, x_BTD, targets_BT, longest)
+            losses_BT = at_answers(all_losses, x_BTD, targets_BT, longest)
         else:
-            found = all_losses(x_BTD, targets_BT)
-        sums = {name: x_BT.sum(-1) for name, x_BT in found.items()}
+            losses_BT = all_losses(x_BTD, targets_BT)
+        sums = {name: loss_BT.sum(-1) for name, loss_BT in losses_BT.items()}
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         loss_B = sums.pop("loss")
         if penalties is None:
             return RowSums(loss_B, count_B, sums)
-        of_sides = side_sums(sides, targets_BT)
-        return RowSums(loss_B, count_B, sums | side_metrics(of_sides), penalty_of(of_sides, penalties))
+        side_sums_B = side_sums(sides, targets_BT)
+        return RowSums(loss_B, count_B, sums | side_metrics(side_sums_B), penalty_of(side_sums_B, penalties))
 
     return objective

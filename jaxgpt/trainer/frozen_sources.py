@@ -12,8 +12,9 @@ import jax
 
 from jaxgpt.checkpoint.match import first_difference
 from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.source import Place, WeightSource, check_base, checksum, open_base, open_base_of, open_source
+from jaxgpt.checkpoint.source import WeightSource, check_base, checksum, open_base, open_base_of, open_source
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import abstract_params

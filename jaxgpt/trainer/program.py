@@ -18,7 +18,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.source import Place
+from jaxgpt.checkpoint.placement import Place
 from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError

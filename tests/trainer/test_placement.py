@@ -20,7 +20,8 @@ from folders import LLAMA, TEXT, run_folder
 from helpers import flags, jaxgpt
 
 import jaxgpt as api
-from jaxgpt.checkpoint.source import Place, WeightSource, checksum, open_source
+from jaxgpt.checkpoint.placement import Place
+from jaxgpt.checkpoint.source import WeightSource, checksum, open_source
 from jaxgpt.config import LoraConfig, MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import count_parameters
@@ -31,7 +32,14 @@ from jaxgpt.trainer.program import Program
 # The largest arrays are the matrices of the MLP. Eight devices do not divide the 27 ids.
 MODEL = replace(LLAMA, n_layer=2, n_embd=64, n_head=8, n_kv_head=8, n_inner=256, tie_embeddings=False)
 LARGEST = 64 * 256 * 4
-NAMES = ("checkpoint/store.py", "checkpoint/source.py", "parallel/arrays.py", "trainer/program.py", "trainer/build.py")
+NAMES = (
+    "checkpoint/store.py",
+    "checkpoint/source.py",
+    "checkpoint/placement.py",
+    "parallel/arrays.py",
+    "trainer/program.py",
+    "trainer/build.py",
+)
 READERS = tuple(str(Path(api.__file__).parent / name) for name in NAMES)
 REPLICATED = 20_000  # maximum bytes of the arrays that every device holds, such as gains and counters
 
