@@ -15,7 +15,7 @@ from jaxgpt.data.lenient_json import Twice, parse_field, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
 
-class Exchange(NamedTuple):
+class ExchangeFields(NamedTuple):
     """The names of the fields that hold a request and its answer."""
 
     request: str
@@ -23,15 +23,15 @@ class Exchange(NamedTuple):
 
 
 # A completion continues its prompt: a model without a chat template can read both as one text.
-COMPLETION = Exchange("prompt", "completion")
+COMPLETION = ExchangeFields("prompt", "completion")
 EXCHANGES = (
     COMPLETION,
-    Exchange("prompt", "response"),
-    Exchange("instruction", "output"),
-    Exchange("instruction", "response"),
-    Exchange("question", "answer"),
-    Exchange("question", "response"),
-    Exchange("query", "response"),
+    ExchangeFields("prompt", "response"),
+    ExchangeFields("instruction", "output"),
+    ExchangeFields("instruction", "response"),
+    ExchangeFields("question", "answer"),
+    ExchangeFields("question", "response"),
+    ExchangeFields("query", "response"),
 )
 INPUT_FIELDS = ("input", "context")  # fields to append to an instruction
 # Fields that often belong to a request, but have no defined place in a question.
@@ -121,7 +121,7 @@ def read_record(record: Any) -> ChatRecord | Pair:
     tools = _tools(fields)
     shape = _find_shape(fields, list(record))
     _check_label(KTO, fields)
-    if isinstance(shape, Exchange):
+    if isinstance(shape, ExchangeFields):
         _check_label(LABEL, fields)
         pair_or_messages = _read_exchange(shape, fields, has_tools=tools is not None)
         if isinstance(pair_or_messages, Pair):
@@ -139,7 +139,7 @@ def read_record(record: Any) -> ChatRecord | Pair:
     return ChatRecord(messages, tools, may_be_rejected=fields.get(LABEL) is False)
 
 
-def _read_exchange(exchange: Exchange, fields: dict[str, Any], has_tools: bool) -> Pair | list[dict[str, Any]]:
+def _read_exchange(exchange: ExchangeFields, fields: dict[str, Any], has_tools: bool) -> Pair | list[dict[str, Any]]:
     """Return a request and its answer as messages, after the messages of earlier exchanges.
 
     A prompt and its completion stay a pair, which needs no chat template, unless the record has a system message, tools or a
@@ -174,7 +174,7 @@ def _read_exchange(exchange: Exchange, fields: dict[str, Any], has_tools: bool) 
     return [*earlier, *asked, *answered]
 
 
-def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | Exchange:
+def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | ExchangeFields:
     """Return the field with a list of messages, or the fields of a request and its answer.
 
     Args:
@@ -188,7 +188,7 @@ def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | Exchan
         return "messages"  # other fields are often a different form of these messages
     lists = [name for name in LIST_FIELDS if name in fields]
     exchanges = [exchange for exchange in EXCHANGES if fields.keys() >= set(exchange)]
-    shapes: list[str | Exchange] = [*lists, *exchanges]
+    shapes: list[str | ExchangeFields] = [*lists, *exchanges]
     if not shapes and fields.keys() >= {"chosen", "rejected"}:
         raise UserError(
             "a preference pair (chosen, rejected) is not a conversation: train on pairs with --post.objective dpo, or rename "
