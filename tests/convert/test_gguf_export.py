@@ -392,7 +392,7 @@ def test_options_of_tokens_are_compared_where_spaces_differ(scheme: str, tmp_pat
     assert "'<x>' (rstrip)" in found
 
     value["added_tokens"][-1]["special"] = False
-    with pytest.raises(UserError, match=r"matches as '<x>' \(rstrip\)"):
+    with pytest.raises(UserError, match=r"cannot match the added token '<x>' \(rstrip\)"):
         describe_tokenizer(sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"]), V)
 
 
