@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.byte_level import BYTE_VOCAB
-from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB
+from jaxgpt.data.tokenizers.fast import fast_encoder
+from jaxgpt.data.tokenizers.files import load_tokenizer
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's split pattern
 END, SHARD = 50256, 10**8

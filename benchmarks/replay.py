@@ -26,7 +26,7 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.read_weights import StoredModel, load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 from jaxgpt.parallel.host import use_cores

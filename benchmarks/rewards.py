@@ -74,7 +74,7 @@ def write_model(shape: str, path: Path) -> None:
 
     import jaxgpt
     from jaxgpt.config import Config, ModelConfig
-    from jaxgpt.data.tokenizer import WordTokenizer
+    from jaxgpt.data.tokenizers.base import WordTokenizer
     from jaxgpt.model.init import init_params
 
     llama = {"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "activation": "silu", "bias": False}

@@ -158,7 +158,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def gpt2_tokenizer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a tokenizer.json from GPT-2's own two files, and return its path."""
-    from jaxgpt.data.byte_level import byte_level_bpe
+    from jaxgpt.data.tokenizers.byte_level import byte_level_bpe
 
     vocab = json.loads((data_dir / "gpt2-bpe" / "encoder.json").read_text())
     _, *lines = (data_dir / "gpt2-bpe" / "vocab.bpe").read_text("utf-8").splitlines()

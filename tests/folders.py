@@ -13,8 +13,8 @@ from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 
 SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8)
 LLAMA = replace(

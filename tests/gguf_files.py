@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.data.byte_level import BYTE_VOCAB
+from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB
 
 # Byte-level BPE: two special tokens, all bytes, and pairs of characters that pre-tokenizers separate differently.
 CHARACTERS = "\u0120 \u010a \u010d \u0109 1 2 . ' / a B s \u00c3".split()

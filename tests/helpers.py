@@ -25,7 +25,7 @@ import pytest
 from jaxgpt.cli import main
 from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT

@@ -9,8 +9,8 @@ from folders import llama_tokenizer
 from helpers import lm_of
 from tokenizers import Tokenizer
 
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.lm import LM
 
 BYTES = 3  # id of the byte 0

@@ -22,7 +22,7 @@ from helpers import jaxgpt as command
 
 import jaxgpt
 from jaxgpt.config import Config, DataConfig, OptimConfig
-from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer, WordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.params import count_parameters

@@ -25,9 +25,9 @@ from tokenizers import Tokenizer as HFTokenizer
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import DataConfig, SamplingParams
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine, request

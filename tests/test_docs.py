@@ -14,7 +14,7 @@ from test_lm import tiny
 import jaxgpt
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.families import FAMILIES
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
 
 
 @pytest.mark.ci

@@ -120,7 +120,7 @@ def run(words: str, kill_at: int = 0) -> int:
     """Return the exit code of a command in a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        [__name__, "jaxgpt.cli.train", "jaxgpt.cli.run_printer", "jaxgpt.convert.peft", "orbax.checkpoint.v1"]
+        [__name__, "jaxgpt.cli.train", "jaxgpt.cli.run_printer", "jaxgpt.convert.peft.adapters", "orbax.checkpoint.v1"]
     )
     process = context.Process(target=child, args=(words, kill_at, jax.config.jax_compilation_cache_dir))
     process.start()

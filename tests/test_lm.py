@@ -17,9 +17,9 @@ import pytest
 
 import jaxgpt
 from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, TextParams
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError

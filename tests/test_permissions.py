@@ -15,7 +15,7 @@ from jaxgpt.checkpoint.index import latest_valid, saved_steps
 from jaxgpt.checkpoint.info import SEAL
 from jaxgpt.checkpoint.new_run import check_free
 from jaxgpt.checkpoint.run import open_run
-from jaxgpt.data.index import read_index
+from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data.text import read_path
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError

@@ -18,7 +18,7 @@ from helpers import make, random_ids, repository
 
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.data.tokenizers.base import WordTokenizer
 from jaxgpt.model.params import abstract_params
 from jaxgpt.train.optimizer import make_optimizer
 

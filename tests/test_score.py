@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 import jaxgpt
 from jaxgpt.config import MeshConfig
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
@@ -231,7 +231,7 @@ def test_greedy_decoding_chooses_what_is_best(lm: LM) -> None:
 
 def test_a_token_across_the_border_of_the_context_is_encoded_alone() -> None:
     lm = lm_of("gpt2", vocab_size=300)
-    from jaxgpt.data.bpe import train_bpe
+    from jaxgpt.data.tokenizers.bpe import train_bpe
 
     lm = lm._replace(tokenizer=train_bpe([["hello " * 50]], 262))
     assert len(lm.tokenizer.encode("hello")) < 5

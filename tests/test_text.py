@@ -10,9 +10,9 @@ from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.text import TextStream
 

@@ -15,7 +15,7 @@ import pytest
 from texts_in_processes import texts
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.lm import LM, engine, generate, score
 from jaxgpt.lm.placement import part_length
 from jaxgpt.trainer.build import build

@@ -19,8 +19,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] + m.content }}\n{% endfor %}a"
 
 def texts(mesh: dict[str, int], dtype: str = "float32") -> dict[str, Any]:
     """Return texts of each kind from a model with random weights on a mesh."""
-    from jaxgpt.data.special import SpecialTokens
-    from jaxgpt.data.tokenizer import CharTokenizer
+    from jaxgpt.data.tokenizers.base import CharTokenizer
+    from jaxgpt.data.tokenizers.special import SpecialTokens
     from jaxgpt.lm import LM, Chat, generate, score, stream
     from jaxgpt.trainer.build import build
 

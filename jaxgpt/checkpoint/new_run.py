@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.paths import check_link, check_path
 from jaxgpt.checkpoint.replacement import finish_or_undo, interrupted, recover, replaced_run, restore_replaced, swap_in
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.config import Config
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, full_disk_fix, reported
 from jaxgpt.locks import LOCK, sole_writer

@@ -28,8 +28,8 @@ from jaxgpt.checkpoint.paths import check_link, runs_near
 from jaxgpt.checkpoint.replacement import recover
 from jaxgpt.config import Config
 from jaxgpt.config_json import from_json, to_json
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_saved_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.files import load_saved_tokenizer, save_tokenizer
 from jaxgpt.directories import RUN_NEEDED
 from jaxgpt.errors import UserError
 from jaxgpt.files import JSON_BYTES, read_bytes

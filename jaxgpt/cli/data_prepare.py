@@ -13,7 +13,7 @@ from jaxgpt.errors import UserError, plural
 from jaxgpt.signals import set_advice
 
 if TYPE_CHECKING:
-    from jaxgpt.data.index import Index, Skips, SplitEntry, TokenizerEntry
+    from jaxgpt.data.prepared.index import Index, Skips, SplitEntry, TokenizerEntry
 
 WINDOW = 1024  # tokens per window, for counting validation windows
 MIN_WINDOWS = 50  # minimum number of validation windows for comparing runs by their loss
@@ -39,7 +39,7 @@ def data_prepare(
     if not sources:
         raise UserError("missing argument: the documents to tokenize (see jaxgpt data prepare --help)")
 
-    from jaxgpt.data.prepare import prepare
+    from jaxgpt.data.prepared.prepare import prepare
 
     set_advice(lambda: f"repeat the command to continue {out}")
     stage = "training the tokenizer" if params.tokenizer == "bpe" else "reading the sources"
@@ -95,7 +95,7 @@ def _validation(train: int, val: int) -> str:
 
 def _markers(number: int) -> str:
     """Describe the end-of-text markers that were read as ordinary text, or return ""."""
-    from jaxgpt.data.tokenizer import END_OF_TEXT
+    from jaxgpt.data.tokenizers.base import END_OF_TEXT
 
     if not number:
         return ""
@@ -105,7 +105,7 @@ def _markers(number: int) -> str:
 
 def _skipped(skipped: Skips) -> list[str]:
     """Describe unreadable documents and files: their numbers, then the errors (`skipped_lines`)."""
-    from jaxgpt.data.dropped import skipped_lines
+    from jaxgpt.data.prepared.dropped import skipped_lines
 
     numbers = {"file": skipped["files"], "document": skipped["documents"]}
     counts = [plural(number, noun) for noun, number in numbers.items() if number]

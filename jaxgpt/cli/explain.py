@@ -13,7 +13,7 @@ from jaxgpt.options import SEED
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxgpt.data.tokenizer import Tokenizer
+    from jaxgpt.data.tokenizers.base import Tokenizer
     from jaxgpt.lm.explain import Choice
 
 

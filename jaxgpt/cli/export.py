@@ -60,8 +60,8 @@ def export(
         public: make a new repository of --push public; otherwise, it is private
     """
     from jaxgpt.convert.export_model import export_model
-    from jaxgpt.convert.gguf_export import export_gguf
-    from jaxgpt.convert.peft import export_adapter
+    from jaxgpt.convert.gguf.export import export_gguf
+    from jaxgpt.convert.peft.adapters import export_adapter
 
     # Check the options before the work.
     options = ExportOptions(
@@ -120,7 +120,7 @@ class ExportOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise `UserError` for an invalid option, or an option that the files do not support."""
-        from jaxgpt.convert.card_license import check_license
+        from jaxgpt.convert.card.license import check_license
         from jaxgpt.hub import check_upload
 
         self._check_format()

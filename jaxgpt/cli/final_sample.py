@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Data, Packed, Preferences, PromptSplit, Split
-from jaxgpt.data.bos import decode_texts
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import decode_texts
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt

@@ -42,8 +42,8 @@ def import_(
     from jaxgpt.checkpoint.new_run import check_new_run
     from jaxgpt.convert.hub_models import fetch_model
     from jaxgpt.convert.import_model import import_model
-    from jaxgpt.convert.peft import import_adapter
-    from jaxgpt.convert.peft_config import CONFIG
+    from jaxgpt.convert.peft.adapters import import_adapter
+    from jaxgpt.convert.peft.config import CONFIG
 
     check_new_run(Path(out))  # before a download
     directory = Path(source)

@@ -55,7 +55,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     """
     config = base.with_settings(_relocated(base, settings))
     if config.lora.rank:
-        from jaxgpt.convert.lora_targets import resolve_targets
+        from jaxgpt.convert.peft.lora_targets import resolve_targets
 
         config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
     return config

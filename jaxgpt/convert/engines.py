@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert import llamacpp
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.llamacpp_architectures import architecture_of
-from jaxgpt.convert.llamacpp_tokenizers import is_recognized
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.convert.llamacpp import config as llamacpp
+from jaxgpt.convert.llamacpp.architectures import architecture_of
+from jaxgpt.convert.llamacpp.tokenizers import is_recognized
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
 
 Engine = Literal["transformers", "vLLM", "llama.cpp"]

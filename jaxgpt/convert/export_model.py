@@ -9,17 +9,17 @@ from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.source import WeightSource, read_source
-from jaxgpt.convert.card import CardSubject, model_card
+from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.convert.card.original import CARD
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import Engine, engines
 from jaxgpt.convert.exported_tokens import exported_special_tokens
 from jaxgpt.convert.families import express_in_family
-from jaxgpt.convert.original_card import CARD
 from jaxgpt.convert.probes import check_change, largest_change, probe_logits, reread_logits
 from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
 from jaxgpt.convert.write_weights import rounded_weights, save_weights
-from jaxgpt.data.special import IDS
-from jaxgpt.data.tokenizer_files import save_tokenizer
+from jaxgpt.data.tokenizers.files import save_tokenizer
+from jaxgpt.data.tokenizers.special import IDS
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model.params import count_parameters
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxgpt.config import Config
 from jaxgpt.convert.templates import with_default_variables
-from jaxgpt.data.chat_encoding import stop_ids
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.chat.encoding import stop_ids
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
 
 
 def exported_special_tokens(tokenizer: Tokenizer, config: Config, always: Collection[str] = ()) -> SpecialTokens:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt.convert.files import SECOND_COPY
-from jaxgpt.data.new_tokenizer import GPT2_REPO, GPT2_REVISION
+from jaxgpt.data.tokenizers.new import GPT2_REPO, GPT2_REVISION
 from jaxgpt.errors import UserError
 from jaxgpt.hub import download
 

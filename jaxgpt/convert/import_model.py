@@ -11,11 +11,11 @@ from jaxgpt.atomic import write_atomically
 from jaxgpt.checkpoint.new_run import check_new_run, complete_run
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
+from jaxgpt.convert.card.original import CARD, read_card
 from jaxgpt.convert.imported_tokenizer import imported_tokenizer
 from jaxgpt.convert.open_model import open_model
-from jaxgpt.convert.original_card import CARD, read_card
 from jaxgpt.convert.read_weights import read_leaves, skipped_tensors
-from jaxgpt.data.removed_tokens import note_on_removed, without_ids_from
+from jaxgpt.data.tokenizers.removed_tokens import note_on_removed, without_ids_from
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import abstract_params, count_parameters
 

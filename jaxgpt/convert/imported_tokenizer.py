@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert import gguf_special, gguf_tokenizer
-from jaxgpt.convert.gguf import GgufWeights
+from jaxgpt.convert.gguf import special as gguf_special
+from jaxgpt.convert.gguf import tokenizer as gguf_tokenizer
+from jaxgpt.convert.gguf.model import GgufWeights
 from jaxgpt.convert.open_model import WRAPPERS
 from jaxgpt.convert.read_weights import StoredModel
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.special_files import read_special_files
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import how_to_write_json, load_tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.files import how_to_write_json, load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.special_files import read_special_files
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert import gguf, gpt2
+from jaxgpt.convert import gpt2
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import is_gguf, open_safetensors
+from jaxgpt.convert.gguf import model as gguf
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.read_weights import StoredModel, load_weights
 from jaxgpt.convert.tensors import Format

@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.special import SpecialTokens
 
 NULL = ("documents",)  # variables that transformers sets to none if the caller does not pass them
 

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.chat_encoding import ChatFormat, Conversation, chat_format
-from jaxgpt.data.chat_files import find_files, no_conversations, read_chats
-from jaxgpt.data.chat_messages import is_known_role
-from jaxgpt.data.chat_records import ChatRecord, Pair
-from jaxgpt.data.continuation import encode_continuation
+from jaxgpt.data.chat.encoding import ChatFormat, Conversation, chat_format
+from jaxgpt.data.chat.files import find_files, no_conversations, read_chats
+from jaxgpt.data.chat.messages import is_known_role
+from jaxgpt.data.chat.omitted import omitted_calls, omitted_messages, omitted_tools
+from jaxgpt.data.chat.records import ChatRecord, Pair
 from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
-from jaxgpt.data.omitted import omitted_calls, omitted_messages, omitted_tools
+from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.skipped import Skipped
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.continuation import encode_continuation
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress

@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_files import Files
+from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.files import Files
 from jaxgpt.errors import plural, short_repr
 
 T = TypeVar("T")

@@ -10,21 +10,21 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.bos import bos_note, text_bos
-from jaxgpt.data.chat_files import find_files
+from jaxgpt.data.chat.files import find_files
 from jaxgpt.data.conversations import Loaded, load_conversations
-from jaxgpt.data.cuts import cut
 from jaxgpt.data.opened import Data, Recorded, mixed
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.preferences import LoadedPreferences, load_preferences
+from jaxgpt.data.prepared.shards import prepared_bos
+from jaxgpt.data.prepared.sources import file_digests
 from jaxgpt.data.prompts import LoadedPrompts, load_prompts
 from jaxgpt.data.run_tokenizer import run_tokenizer
-from jaxgpt.data.shards import prepared_bos
 from jaxgpt.data.source_settings import Kind, check_spellings, kind_of, remaining_sources
-from jaxgpt.data.sources import file_digests
 from jaxgpt.data.text import NO_TEXT, Text, read_text
 from jaxgpt.data.token_files import has_validation_files, open_splits, token_files
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import bos_note, text_bos
+from jaxgpt.data.tokenizers.cuts import cut
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.data_files import located
 from jaxgpt.errors import UserError

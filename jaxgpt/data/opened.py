@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.bos import decode_texts
 from jaxgpt.data.mixture import Mixture, Shares
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.preferences import Preferences
 from jaxgpt.data.prompts import PromptSplit
 from jaxgpt.data.text import Text
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import decode_texts
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_messages import (
+from jaxgpt.data.chat.messages import (
     LIST_FIELDS,
     begins_with,
     comparable,
@@ -13,7 +13,7 @@ from jaxgpt.data.chat_messages import (
     plain_message,
     read_messages,
 )
-from jaxgpt.data.chat_records import (
+from jaxgpt.data.chat.records import (
     ALREADY_ANSWERED,
     CONTEXT_FIELDS,
     HISTORY,
@@ -26,7 +26,7 @@ from jaxgpt.data.chat_records import (
     read_record,
     without_loss,
 )
-from jaxgpt.data.lenient_json import parse_field
+from jaxgpt.data.files.lenient_json import parse_field
 from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"

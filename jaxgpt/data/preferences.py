@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data.chat_encoding import Conversation
-from jaxgpt.data.chat_files import find_files, has_usable, read_files
-from jaxgpt.data.chat_records import ChatRecord, DoesNotFit, Pair, reason_of
+from jaxgpt.data.chat.encoding import Conversation
+from jaxgpt.data.chat.files import find_files, has_usable, read_files
+from jaxgpt.data.chat.omitted import omitted_messages
+from jaxgpt.data.chat.records import ChatRecord, DoesNotFit, Pair, reason_of
 from jaxgpt.data.conversations import Formats, encode_conversation, formats_of
 from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split, notes_on_templates
-from jaxgpt.data.omitted import omitted_messages
+from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.preference_records import (
     EXAMPLE,
     FIELDS,
@@ -27,8 +28,7 @@ from jaxgpt.data.preference_records import (
     is_preference,
     read_preference,
 )
-from jaxgpt.data.skipped import Skipped
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import NO_PROGRESS, Progress
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat_files import has_usable
-from jaxgpt.data.chat_messages import LIST_FIELDS, messages_from_json, plain_message
-from jaxgpt.data.chat_records import (
+from jaxgpt.data.chat.files import has_usable
+from jaxgpt.data.chat.messages import LIST_FIELDS, messages_from_json, plain_message
+from jaxgpt.data.chat.records import (
     ALREADY_ANSWERED,
     CONTEXT_FIELDS,
     INPUT_FIELDS,
@@ -21,7 +21,7 @@ from jaxgpt.data.chat_records import (
     read_record,
     with_input,
 )
-from jaxgpt.data.skipped import Skipped
+from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.errors import UserError, short_repr
 
 FIELDS = ("prompt", "question", "instruction", "query", *LIST_FIELDS)  # fields with the prompt

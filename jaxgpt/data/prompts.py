@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data.chat_encoding import ChatFormat, stop_ids
-from jaxgpt.data.chat_files import find_files, read_files
-from jaxgpt.data.chat_messages import plain_message
-from jaxgpt.data.chat_records import ChatRecord, DoesNotFit, UnusableRecord, reason_of
+from jaxgpt.data.chat.encoding import ChatFormat, stop_ids
+from jaxgpt.data.chat.files import find_files, read_files
+from jaxgpt.data.chat.messages import plain_message
+from jaxgpt.data.chat.omitted import omitted_messages
+from jaxgpt.data.chat.records import ChatRecord, DoesNotFit, UnusableRecord, reason_of
 from jaxgpt.data.conversations import Formats, formats_of
 from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split
-from jaxgpt.data.omitted import omitted_messages
+from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.prompt_records import ALL_COLUMNS, fields_for_reward, no_prompts, read_prompt
-from jaxgpt.data.skipped import Skipped
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.bos import with_bos
 from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
-from jaxgpt.data.chat_files import check_conversations
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.shards import prepared_tokenizer
+from jaxgpt.data.chat.files import check_conversations
+from jaxgpt.data.prepared.shards import prepared_tokenizer
 from jaxgpt.data.source_settings import kind_of
 from jaxgpt.data.text import read_text
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import with_bos
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import located
 from jaxgpt.data_settings import FROM_TEXT
 from jaxgpt.errors import UserError

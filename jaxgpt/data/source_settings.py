@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.chat_files import check_conversations
+from jaxgpt.data.chat.files import check_conversations
 from jaxgpt.data.preferences import check_preferences
 from jaxgpt.data.prompt_records import check_prompts
 from jaxgpt.data.token_files import is_token_path

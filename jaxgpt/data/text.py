@@ -13,9 +13,9 @@ from shlex import quote
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.builtin import PYTHON_MODULES, REPEATS_LINES, STATQUEST, fetch_shakespeare, repeats
-from jaxgpt.data.formats import STRUCTURED
-from jaxgpt.data.plain_text import read_text_file, read_text_files
-from jaxgpt.data.tokenizer import END_OF_TEXT
+from jaxgpt.data.files.formats import STRUCTURED
+from jaxgpt.data.files.plain_text import read_text_file, read_text_files
+from jaxgpt.data.tokenizers.base import END_OF_TEXT
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, plural
 from jaxgpt.listing import holds_records, list_files

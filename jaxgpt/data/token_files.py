@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.data.formats import NUMPY, how_to_convert_npy
+from jaxgpt.data.files.formats import NUMPY, how_to_convert_npy
 from jaxgpt.data.id_types import check_raw_ids
 from jaxgpt.data.tokens import Tokens, has_header
 from jaxgpt.directories import is_prepared

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig, TextParams
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampling import Filter, filter_name
 from jaxgpt.errors import UserError, did_you_mean, short_repr

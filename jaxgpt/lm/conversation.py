@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from jaxgpt.config import SamplingParams, TextParams
-from jaxgpt.data.chat_encoding import ChatFormat, chat_format
-from jaxgpt.data.chat_template import Message, check_messages
+from jaxgpt.data.chat.encoding import ChatFormat, chat_format
+from jaxgpt.data.chat.template import Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
 from jaxgpt.lm import engine

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from jaxgpt.config import SamplingParams
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.directories import GENERATION_CONFIG
 from jaxgpt.errors import UserError, short_repr
 

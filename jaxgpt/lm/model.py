@@ -18,7 +18,7 @@ from jaxgpt.checkpoint.placement import Place, check_mesh
 from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.checkpoint.source import open_source, read_source
 from jaxgpt.config import Config, DataConfig, LoraConfig
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import SamplingParams, TextParams
-from jaxgpt.data.chat_encoding import stop_ids
+from jaxgpt.data.chat.encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.data.continuation import encode_continuation
+from jaxgpt.data.tokenizers.continuation import encode_continuation
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Literal, Protocol
 
-from jaxgpt.data.tokenizer import Ids
+from jaxgpt.data.tokenizers.base import Ids
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 from jaxgpt.errors import UserError
 

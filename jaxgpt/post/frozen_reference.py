@@ -9,7 +9,7 @@ from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.source import open_source, recorded_checkpoint
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE, FrozenWeights
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate

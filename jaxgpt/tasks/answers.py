@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxgpt.config import SamplingParams, TextParams
-from jaxgpt.data.control_tokens import ControlTokens
-from jaxgpt.data.tokenizer import Ids, Tokenizer
+from jaxgpt.data.tokenizers.base import Ids, Tokenizer
+from jaxgpt.data.tokenizers.control_tokens import ControlTokens
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import make_settings, row_keys

@@ -8,8 +8,8 @@ from typing import Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from jaxgpt.data.chat_encoding import chat_format
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat.encoding import chat_format
+from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.progress import NO_PROGRESS, Progress

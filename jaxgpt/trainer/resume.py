@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import Config, DataConfig, changes
-from jaxgpt.data.index import read_index
+from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data_files import place_of
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.listing import RECORDS

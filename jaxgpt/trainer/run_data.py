@@ -11,7 +11,7 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.source_settings import check_sources
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data_files import base_directory
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.processes import same_on_all

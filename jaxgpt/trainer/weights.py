@@ -14,8 +14,8 @@ from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.source import WeightSource, open_source
 from jaxgpt.config import Config
-from jaxgpt.data.bos import with_bos
-from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.errors import UserError
 from jaxgpt.train.adapters import FrozenParts
 from jaxgpt.train.optimizer import restart_schedules

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 from jaxgpt.config import Config
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.lm import LM
 from jaxgpt.lm.weights import dequantize

@@ -18,7 +18,7 @@ from jaxgpt.checkpoint.new_run import check_free, check_new_run, complete_run, n
 from jaxgpt.checkpoint.paths import runs_near
 from jaxgpt.checkpoint.replacement import recover, replaced_run
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.directories import NEW, REPLACED
 from jaxgpt.errors import UserError
 from jaxgpt.locks import LOCK, sole_writer

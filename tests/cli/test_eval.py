@@ -16,7 +16,7 @@ from folders import SMALL, TEXT, run_folder
 from helpers import jaxgpt
 
 import jaxgpt as package
-from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer, WordTokenizer
 from jaxgpt.lm import load
 from jaxgpt.train.loss import cross_entropy
 

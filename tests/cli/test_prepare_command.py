@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, jaxgpt
 
-from jaxgpt.data.bpe import train_bpe
+from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.locks import sole_writer
 
 PREPARE = ("data", "prepare", "src", "--tokenizer", "tokenizer.json", "--workers", "1")
@@ -70,7 +70,7 @@ def test_a_kill_during_the_first_write_of_the_index_is_continued() -> None:
 
 
 def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     assert jaxgpt(*PREPARE, "--out", "whole").code == 0
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -90,7 +90,10 @@ def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
 SCRIPT = """
 import os, signal, sys
 from jaxgpt.cli import main
-from jaxgpt.data import piece_encoder, prepare, shards, text_documents
+from jaxgpt.data.prepared import piece_encoder
+from jaxgpt.data.prepared import prepare
+from jaxgpt.data.prepared import shards
+from jaxgpt.data.prepared import text_documents
 
 text_documents.BLOCK = 2000
 piece_encoder.BATCH = 2000

@@ -18,8 +18,8 @@ from jaxgpt.cli.final_sample import first_prompt, sample_command
 from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer, Tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.trainer import loop

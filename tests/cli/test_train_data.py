@@ -12,7 +12,7 @@ import pytest
 from helpers import flags, jaxgpt
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.data.tokenizers.base import WordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.resume import check_resume
 

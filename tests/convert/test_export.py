@@ -19,16 +19,19 @@ import jaxgpt
 import jaxgpt.convert.export_model as export_module
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config, DataConfig, PostConfig
-from jaxgpt.convert import card, card_license, card_results, original_card
+from jaxgpt.convert.card import card
+from jaxgpt.convert.card import license as card_license
+from jaxgpt.convert.card import original as original_card
+from jaxgpt.convert.card import results as card_results
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.families import express_in_family
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.convert.llamacpp_tokenizers import is_recognized
+from jaxgpt.convert.llamacpp.tokenizers import is_recognized
 from jaxgpt.convert.write_files import Tensor, write_safetensors
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics

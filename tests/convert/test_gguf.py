@@ -19,11 +19,11 @@ from llamacpp_values import source
 
 import jaxgpt
 from jaxgpt.cli import main
-from jaxgpt.convert import llamacpp
-from jaxgpt.convert.gguf import GgufWeights, open_gguf
-from jaxgpt.convert.gguf_tokenizer import read_tokenizer
+from jaxgpt.convert.gguf.model import GgufWeights, open_gguf
+from jaxgpt.convert.gguf.tokenizer import read_tokenizer
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.convert.llamacpp_layout import layout
+from jaxgpt.convert.llamacpp import config as llamacpp
+from jaxgpt.convert.llamacpp.layout import layout
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.errors import UserError
 from jaxgpt.model.params import flatten_params

@@ -17,23 +17,27 @@ from llamacpp_values import source
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.convert import gguf_compare, gguf_describe, gguf_export, llamacpp, probes
+from jaxgpt.convert import probes
 from jaxgpt.convert.families import express_in_family
-from jaxgpt.convert.gguf import GgufWeights
-from jaxgpt.convert.gguf_compare import spaces_note
-from jaxgpt.convert.gguf_describe import describe_tokenizer
-from jaxgpt.convert.gguf_export import export_gguf
-from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.convert.gguf_writer import TYPES
+from jaxgpt.convert.gguf import compare as gguf_compare
+from jaxgpt.convert.gguf import describe as gguf_describe
+from jaxgpt.convert.gguf import export as gguf_export
+from jaxgpt.convert.gguf.compare import spaces_note
+from jaxgpt.convert.gguf.describe import describe_tokenizer
+from jaxgpt.convert.gguf.export import export_gguf
+from jaxgpt.convert.gguf.model import GgufWeights
+from jaxgpt.convert.gguf.tokenizer import read_tokenizer
+from jaxgpt.convert.gguf.writer import TYPES
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
+from jaxgpt.convert.llamacpp import config as llamacpp
+from jaxgpt.convert.llamacpp.architectures import ARCHITECTURES, architecture_of
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.data.bos import with_bos
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bos import with_bos
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, save
 

@@ -16,12 +16,12 @@ from folders import hf_folder
 from gguf_files import BPE, GEMMA, LLAMA, MODELS, convert
 from llamacpp_values import PROMPT, RECORDED, compute, source
 
-from jaxgpt.convert import llamacpp
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import TRAINING, canonical
-from jaxgpt.convert.gguf import open_gguf
-from jaxgpt.convert.llamacpp_architectures import ARCHITECTURES, architecture_of
-from jaxgpt.convert.llamacpp_layout import layout
+from jaxgpt.convert.gguf.model import open_gguf
+from jaxgpt.convert.llamacpp import config as llamacpp
+from jaxgpt.convert.llamacpp.architectures import ARCHITECTURES, architecture_of
+from jaxgpt.convert.llamacpp.layout import layout
 from jaxgpt.convert.open_model import read_model
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.errors import UserError

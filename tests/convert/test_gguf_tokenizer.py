@@ -12,11 +12,11 @@ from llamacpp_values import RECORDED, source
 
 import jaxgpt
 from jaxgpt.convert.export_model import export_model
-from jaxgpt.convert.gguf_special import read_special_tokens
-from jaxgpt.convert.gguf_tokenizer import read_tokenizer
+from jaxgpt.convert.gguf.special import read_special_tokens
+from jaxgpt.convert.gguf.tokenizer import read_tokenizer
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt
 

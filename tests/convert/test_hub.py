@@ -16,7 +16,7 @@ from huggingface_hub import constants, errors
 from jaxgpt import hub
 from jaxgpt.convert.hub_models import PATTERNS, fetch_model
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.data.new_tokenizer import GPT2_REVISION
+from jaxgpt.data.tokenizers.new import GPT2_REVISION
 from jaxgpt.errors import UserError
 from jaxgpt.hub import reachable
 
@@ -109,7 +109,7 @@ def test_errors_are_one_line(monkeypatch, error, message):
 OFFLINE = """
 import sys, time
 from jaxgpt.convert.hub_models import fetch_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 began = time.perf_counter()
 for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):
     try:

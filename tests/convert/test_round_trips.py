@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from jaxgpt.config import Config
 from jaxgpt.convert.exported_tokens import exported_special_tokens
-from jaxgpt.convert.gguf_describe import describe_tokenizer
-from jaxgpt.convert.gguf_tokenizer import read_tokenizer
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from jaxgpt.convert.gguf.describe import describe_tokenizer
+from jaxgpt.convert.gguf.tokenizer import read_tokenizer
+from jaxgpt.data.tokenizers.files import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 TEXT = "the quick brown fox jumps 12345 over \u00e9 \u6f22\u5b57 \U0001f642 <x> lazy\n\ndogs  " * 20

@@ -12,10 +12,10 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.import_model import import_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.special_files import read_special_files
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.special_files import read_special_files
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 

@@ -14,15 +14,15 @@ from test_chat import TEMPLATE, VARIABLE, talker
 import jaxgpt
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import export_model as export_module
-from jaxgpt.convert import gguf_describe
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.exported_tokens import exported_special_tokens
-from jaxgpt.convert.gguf_tokenizer import read_tokenizer
+from jaxgpt.convert.gguf import describe as gguf_describe
+from jaxgpt.convert.gguf.tokenizer import read_tokenizer
 from jaxgpt.convert.templates import with_default_variables
-from jaxgpt.data.chat_encoding import chat_format
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.chat.encoding import chat_format
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.lm import LM
 
 HI = [{"role": "user", "content": "Hi"}]

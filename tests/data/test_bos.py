@@ -14,16 +14,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from jaxgpt.cli.final_sample import first_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.config_json import from_json, to_json
-from jaxgpt.data import cuts, open_data, text_portions
-from jaxgpt.data.bos import decode_texts, text_bos, with_bos
-from jaxgpt.data.chat_records import Pair
+from jaxgpt.data import open_data
+from jaxgpt.data.chat.records import Pair
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.index import read_index, write_index
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, save_tokenizer
+from jaxgpt.data.prepared import text_portions
+from jaxgpt.data.prepared.index import read_index, write_index
+from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.tokenizers import cuts
+from jaxgpt.data.tokenizers.bos import decode_texts, text_bos, with_bos
+from jaxgpt.data.tokenizers.files import load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file

@@ -15,14 +15,14 @@ from helpers import TEXT
 from tokenizers import pre_tokenizers, trainers
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data import bpe
-from jaxgpt.data.bpe import train_bpe, train_bpe_on_sample
-from jaxgpt.data.byte_level import byte_level_bpe
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.prepared.prepare import prepare
 from jaxgpt.data.text import python_sources
-from jaxgpt.data.tokenizer import EOS_NAMES
+from jaxgpt.data.tokenizers import bpe
+from jaxgpt.data.tokenizers.base import EOS_NAMES
+from jaxgpt.data.tokenizers.bpe import train_bpe, train_bpe_on_sample
+from jaxgpt.data.tokenizers.byte_level import byte_level_bpe
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 
@@ -111,7 +111,7 @@ def test_errors_of_the_texts_are_raised() -> None:
 SCRIPT = """
 import sys, threading, time
 from jaxgpt.cli import main
-from jaxgpt.data import bpe
+from jaxgpt.data.tokenizers import bpe
 
 def slow(texts, vocab_size):  # as the library: without the GIL, without looking at signals
     print("training", flush=True)

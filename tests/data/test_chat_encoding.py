@@ -16,13 +16,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.chat_encoding import ChatFormat, chat_format, stop_ids
-from jaxgpt.data.chat_frame import TurnEnd
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.chat.encoding import ChatFormat, chat_format, stop_ids
+from jaxgpt.data.chat.frame import TurnEnd
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.bpe import train_bpe
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 START = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
-from jaxgpt.data.lenient_json import Twice
-from jaxgpt.data.records import without_nulls
+from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
+from jaxgpt.data.files.lenient_json import Twice
+from jaxgpt.data.files.records import without_nulls
 from jaxgpt.errors import UserError
 
 Message = dict[str, Any]

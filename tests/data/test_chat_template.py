@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.lenient_json import Twice
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.files.lenient_json import Twice
+from jaxgpt.data.tokenizers.base import ByteTokenizer
 from jaxgpt.errors import UserError
 
 # Formats of published models; the templates were written for this test.

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from jaxgpt.data.chat_records import Pair
-from jaxgpt.data.continuation import encode_continuation
+from jaxgpt.data.chat.records import Pair
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import Tokenizer as OwnTokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer as OwnTokenizer
+from jaxgpt.data.tokenizers.continuation import encode_continuation
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 
 TEXT = "Answer: hello hello, he said. The other's hall is here\n and there (2 of 3)\n\nhell: 10.5 or help me " * 20
 SPECIAL = ("<unk>", "<s>", "</s>")

@@ -26,12 +26,12 @@ from test_chat_template import VARIABLES
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.control_tokens import ControlTokens
-from jaxgpt.data.part_encoder import PartEncoder
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.base import WordTokenizer
+from jaxgpt.data.tokenizers.control_tokens import ControlTokens
+from jaxgpt.data.tokenizers.part_encoder import PartEncoder
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 

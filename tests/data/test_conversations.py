@@ -20,21 +20,21 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_files import check_conversations
-from jaxgpt.data.chat_records import read_record
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.files import check_conversations
+from jaxgpt.data.chat.records import read_record
+from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import (
     Conversation,
     encode_conversation,
     load_conversations,
     pack_conversations,
 )
-from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|assistant|>"]

@@ -12,12 +12,12 @@ import pytest
 
 from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.config import Config, PrepareParams
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.chat_files import find_files
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.sources import find_source
+from jaxgpt.data.chat.files import find_files
+from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.text import read_path
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
+from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.listing import Listing, holds_records, list_files

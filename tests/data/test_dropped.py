@@ -17,11 +17,11 @@ from helpers import TEXT, jaxgpt
 
 from jaxgpt.atomic import write_json
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.dropped import skipped_lines
-from jaxgpt.data.index import read_index, write_index
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.prepared.dropped import skipped_lines
+from jaxgpt.data.prepared.index import read_index, write_index
+from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.tokenizers.bpe import train_bpe
+from jaxgpt.data.tokenizers.files import load_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
 
@@ -53,10 +53,10 @@ def write_lines(path: str, texts: Sequence[str]) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 50)
-    monkeypatch.setattr("jaxgpt.data.piece_batches.BATCH", 100)
-    monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 20)
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.text_portions.BLOCK", 50)
+    monkeypatch.setattr("jaxgpt.data.prepared.piece_batches.BATCH", 100)
+    monkeypatch.setattr("jaxgpt.data.tokenizers.cuts.PIECE", 20)
+    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
@@ -72,7 +72,7 @@ def test_markers_are_counted_as_text_by_default() -> None:
 
 @pytest.mark.parametrize("block", [5, 13, 14, 50, 1 << 20])
 def test_a_separator_splits_a_text_for_any_size_of_the_reads(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", block)
+    monkeypatch.setattr("jaxgpt.data.prepared.text_portions.BLOCK", block)
     stories = [f"{n} little cats,\n\nand {'a long tail ' * (n % 7)}end" for n in range(40)]
     Path("a.txt").write_text(f"\n{MARKER}\n".join([*stories, "", "\n"]))
     index = run(["a.txt"], separator=MARKER)
@@ -186,7 +186,7 @@ def start(names: list[str], is_complete: bool) -> None:
         run(names)
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
+        patch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
         with pytest.raises(Killed):
             prepare(names, OUT, params(), progress=Stopper())
 

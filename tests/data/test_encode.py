@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.data import cuts
 from jaxgpt.data import open as module
-from jaxgpt.data.byte_level import BYTE_VOCAB, byte_level_bpe
-from jaxgpt.data.new_tokenizer import make_tokenizer
 from jaxgpt.data.open import encode_text
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers import cuts
+from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB, byte_level_bpe
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\n  They'll say: \"no\".\n"
 WORDS += "\u65e5\u672c\u3001\U0001f600 caf\u00e9\n"

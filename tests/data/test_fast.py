@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from helpers import TEXT
 
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.cuts import LLAMA3, split_by
-from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bpe import train_bpe
+from jaxgpt.data.tokenizers.cuts import LLAMA3, split_by
+from jaxgpt.data.tokenizers.fast import fast_encoder
+from jaxgpt.data.tokenizers.files import load_tokenizer
 
 pytest.importorskip("tiktoken")
 WORDS = "naïve Tea  \n\n don't 東京、<|endoftext|>🙂"

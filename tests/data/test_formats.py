@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data import json_documents
-from jaxgpt.data.documents import read_pieces
-from jaxgpt.data.json_documents import array_items, json_layout
-from jaxgpt.data.records import read_records
-from jaxgpt.data.sources import find_source
-from jaxgpt.data.streams import open_streams
+from jaxgpt.data.files import json_documents
+from jaxgpt.data.files.json_documents import array_items, json_layout
+from jaxgpt.data.files.records import read_records
+from jaxgpt.data.files.streams import open_streams
+from jaxgpt.data.prepared.documents import read_pieces
+from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.errors import UserError
 
 RECORDS = [{"text": f'document {i}: "{{[é,\\"东'} for i in range(30)]

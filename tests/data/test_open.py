@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, with_path
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.run_tokenizer import vocab_size
 from jaxgpt.data.source_settings import check_sources
-from jaxgpt.data.sources import find_source
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import bytes_per_token

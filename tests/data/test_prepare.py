@@ -27,17 +27,18 @@ import pytest
 from helpers import TEXT, repository
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
-from jaxgpt.data import open_data, text_portions
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.documents import sample_text
-from jaxgpt.data.index import read_index, write_index
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.prepare import prepare
-from jaxgpt.data.same_ids import same_ids
-from jaxgpt.data.sources import find_source
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data import open_data
+from jaxgpt.data.prepared import text_portions
+from jaxgpt.data.prepared.documents import sample_text
+from jaxgpt.data.prepared.index import read_index, write_index
+from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.prepared.sources import find_source
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.bpe import train_bpe
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.same_ids import same_ids
+from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
 
@@ -72,10 +73,10 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split text files into small pieces, and record the progress after every piece."""
-    monkeypatch.setattr("jaxgpt.data.text_portions.BLOCK", 300)
-    monkeypatch.setattr("jaxgpt.data.piece_batches.BATCH", 1000)
-    monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.text_portions.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.prepared.piece_batches.BATCH", 1000)
+    monkeypatch.setattr("jaxgpt.data.tokenizers.cuts.PIECE", 50)
+    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
 
 
 def write_sources(parquet: bool = False) -> list[str]:
@@ -449,7 +450,7 @@ def test_an_unreadable_document_is_named(
     if name == "b.parquet":
         pytest.importorskip("pyarrow")
     monkeypatch.setattr(text_portions, "BLOCK", 500)
-    monkeypatch.setattr("jaxgpt.data.text_documents.UNCUT", 1000)
+    monkeypatch.setattr("jaxgpt.data.prepared.text_documents.UNCUT", 1000)
     Path("a.jsonl").write_text('{"text": "before"}\n')
     Path(name).write_bytes(data)
     Path("c.txt").write_text("after")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from jaxgpt.data.lenient_json import Twice
-from jaxgpt.data.records import read_records
+from jaxgpt.data.files.lenient_json import Twice
+from jaxgpt.data.files.records import read_records
 from jaxgpt.listing import holds_records
 
 VALUES = [

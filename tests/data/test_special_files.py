@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.control_tokens import ControlTokens
-from jaxgpt.data.special import TOKENS
-from jaxgpt.data.special_files import read_special_files
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.control_tokens import ControlTokens
+from jaxgpt.data.tokenizers.files import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.special import TOKENS
+from jaxgpt.data.tokenizers.special_files import read_special_files
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 NAMES = (*TOKENS, "image_token")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import open_data, plain_text
+from jaxgpt.data import open_data
 from jaxgpt.data.builtin import PYTHON_MODULES, repeats
-from jaxgpt.data.sources import find_source
+from jaxgpt.data.files import plain_text
+from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.text import python_sources, read_path, read_text
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset

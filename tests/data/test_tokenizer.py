@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from jaxgpt.data import cuts
-from jaxgpt.data.byte_level import BYTE_VOCAB, byte_level_bpe
-from jaxgpt.data.cuts import LLAMA3, cut, known_cuts
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers import cuts
+from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB, byte_level_bpe
+from jaxgpt.data.tokenizers.cuts import LLAMA3, cut, known_cuts
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20

@@ -11,9 +11,9 @@ import pytest
 from folders import llama_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.tokenizer_files import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.tokenizers.files import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from jaxgpt.lm.arguments import encode_prompt
 
 NAMES = ("<|im_start|>", "<|im_end|>")

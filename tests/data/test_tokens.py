@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.prepare import prepare
+from jaxgpt.data.prepared.prepare import prepare
 from jaxgpt.data.text import read_path
 from jaxgpt.data.token_files import is_token_path, open_splits, open_tokens, split_of
+from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.data.tokens import BLOCK, Tokens
 from jaxgpt.errors import UserError
 

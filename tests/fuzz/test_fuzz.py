@@ -40,16 +40,16 @@ from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.read_weights import check_weights
-from jaxgpt.data.chat_encoding import ChatFormat
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import Formats, read_conversations
-from jaxgpt.data.cuts import LLAMA3, split_by
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.skipped import Skipped
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.token_files import open_tokens
-from jaxgpt.data.tokenizer import ByteTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
+from jaxgpt.data.tokenizers.cuts import LLAMA3, split_by
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from helpers import TEXT
 
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 CHAR = json.loads(make_tokenizer("char", "abc", 0, 0).to_json())

@@ -13,7 +13,7 @@ import pytest
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.model import GPT
 from jaxgpt.ops.attention import document_positions
 

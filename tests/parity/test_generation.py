@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 import jaxgpt  # noqa: E402
 from jaxgpt.config import Config, ModelConfig  # noqa: E402
 from jaxgpt.convert.gpt2 import NANOGPT  # noqa: E402
-from jaxgpt.data.tokenizer import WordTokenizer  # noqa: E402
+from jaxgpt.data.tokenizers.base import WordTokenizer  # noqa: E402
 from jaxgpt.decoding import SamplingParams, TokenBuffer, warp  # noqa: E402
 from jaxgpt.lm import LM  # noqa: E402
 

@@ -11,12 +11,12 @@ from test_tool_calls import ARGUMENTS, NAMES, ONLY_CALLS, QWEN, TOOLS, conversat
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import Config, DataConfig, ModelConfig
-from jaxgpt.data.chat_encoding import chat_format, stop_ids
+from jaxgpt.data.chat.encoding import chat_format, stop_ids
 from jaxgpt.data.conversations import load_conversations
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 TALK = conversation(ARGUMENTS)

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 
 pytestmark = pytest.mark.ci  # importing TransformerLens takes seconds
 

@@ -19,8 +19,8 @@ for package in ("torch", "transformers", "accelerate", "lm_eval"):
 
 import jaxgpt  # noqa: E402
 from jaxgpt.convert.export_model import export_model  # noqa: E402
-from jaxgpt.data.bpe import train_bpe  # noqa: E402
-from jaxgpt.data.special import SpecialTokens  # noqa: E402
+from jaxgpt.data.tokenizers.bpe import train_bpe  # noqa: E402
+from jaxgpt.data.tokenizers.special import SpecialTokens  # noqa: E402
 from jaxgpt.lm import LM, save  # noqa: E402
 from jaxgpt.tasks.load import BOOTSTRAPS, open_tasks  # noqa: E402
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, quiet  # noqa: E402

@@ -9,12 +9,12 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.data.chat_encoding import ChatFormat, Conversation
-from jaxgpt.data.chat_records import ChatRecord, Pair, read_record
-from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.chat.encoding import ChatFormat, Conversation
+from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
+from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
 transformers = pytest.importorskip("transformers")

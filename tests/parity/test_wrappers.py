@@ -20,7 +20,7 @@ from parity.families import GEMMA, SMALL, V, randomize  # noqa: E402
 from jaxgpt.convert.export_model import export_model  # noqa: E402
 from jaxgpt.convert.import_model import import_model  # noqa: E402
 from jaxgpt.convert.open_model import read_model  # noqa: E402
-from jaxgpt.data.new_tokenizer import make_tokenizer  # noqa: E402
+from jaxgpt.data.tokenizers.new import make_tokenizer  # noqa: E402
 from jaxgpt.lm import load  # noqa: E402
 from jaxgpt.model import GPT  # noqa: E402
 

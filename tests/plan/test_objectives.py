@@ -13,7 +13,7 @@ from helpers import jaxgpt, small
 from jaxgpt.config import Config, LoraConfig, MeshConfig, ModelConfig, PostConfig, TrainConfig
 from jaxgpt.config_json import to_json
 from jaxgpt.counts import parameter_count
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.model.params import abstract_params
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.microbatch import trace

@@ -16,7 +16,7 @@ from test_lm import tiny
 
 from jaxgpt import load, save
 from jaxgpt.config import ModelConfig, PostConfig
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.post.distill import distillation_objective, divergence, top_and_rest

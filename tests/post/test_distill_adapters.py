@@ -20,7 +20,7 @@ from jaxgpt.checkpoint.info import read_info
 from jaxgpt.checkpoint.run import open_run
 from jaxgpt.checkpoint.source import checksum, open_source
 from jaxgpt.config import Config, LoraConfig, MeshConfig, PostConfig, TrainConfig
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import init_lora, merge

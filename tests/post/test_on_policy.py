@@ -20,8 +20,8 @@ from jaxgpt import LM, load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import PostConfig
-from jaxgpt.convert.card import CardSubject, model_card
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.post.distill import divergence, kl_divergence

@@ -18,9 +18,9 @@ from jaxgpt import load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import ModelConfig, PostConfig
-from jaxgpt.convert.card import CardSubject, model_card
+from jaxgpt.convert.card.card import CardSubject, model_card
 from jaxgpt.data import open_data
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.trainer.metrics import read_metrics

@@ -22,7 +22,7 @@ from jaxgpt import load, save
 from jaxgpt.cli.train import REFERENCE_STAGE
 from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, PostConfig, TrainConfig
 from jaxgpt.data import Batches, Windows, open_data
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import ReferencedPairs, computes_reference_once, reference_log_p

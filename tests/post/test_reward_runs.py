@@ -21,8 +21,8 @@ from test_lm import tiny
 from jaxgpt import load, save
 from jaxgpt.checkpoint.index import read_checkpoints
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.convert.card import CardSubject, model_card
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation

@@ -21,8 +21,8 @@ from jaxgpt.data.conversations import Formats
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preferences, encode_preference
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.lm.generation import Generation
 from jaxgpt.model import GPT
 from jaxgpt.post.answers import reward_answers

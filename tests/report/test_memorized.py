@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import Tokens, open_data
-from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report import hashes, memorized
 from jaxgpt.report.memorized import Match, longest_matches

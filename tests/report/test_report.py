@@ -16,7 +16,7 @@ from helpers import TEXT, jaxgpt
 
 from jaxgpt.data import Data, Tokens
 from jaxgpt.data.opened import Recorded
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.report import describe
 from jaxgpt.report.duplicates import document_copies
 

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt import study
 from jaxgpt.cli.inspect import _table
 from jaxgpt.config import Config
-from jaxgpt.data.bpe import train_bpe
-from jaxgpt.data.subword import SubwordTokenizer
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.bpe import train_bpe
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.params import count_parameters

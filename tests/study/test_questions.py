@@ -9,7 +9,7 @@ from helpers import MODELS, lm_of, make, random_ids, small
 import jaxgpt
 from jaxgpt import study
 from jaxgpt.config import Config, TrainConfig
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.weights import quantize
 from jaxgpt.model.params import flatten_params

@@ -9,7 +9,7 @@ import pytest
 from helpers import COMMON, MODELS, lm_of, random_ids, repository
 
 import jaxgpt
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, Result, jaxgpt, lm_of
 
-from jaxgpt.data.new_tokenizer import make_tokenizer
-from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizers.new import make_tokenizer
+from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm import save
 from jaxgpt.tasks.definitions import check_files

@@ -15,7 +15,7 @@ from helpers import compiled, make, small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT

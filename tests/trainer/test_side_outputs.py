@@ -16,7 +16,7 @@ from helpers import compiled, make, packed_rows, random_ids, small
 
 import jaxgpt
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT

@@ -20,7 +20,7 @@ from jaxgpt import kernels
 from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import export_model
-from jaxgpt.data.new_tokenizer import make_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.decoding import sampler
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine

@@ -1,0 +1,1 @@
+"""Model cards: README.md files of exported models and adapters."""

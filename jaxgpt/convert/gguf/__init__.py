@@ -1,0 +1,1 @@
+"""GGUF files: weights, tokenizers and their export."""

@@ -1,0 +1,1 @@
+"""llama.cpp: architectures, metadata and tensor layouts of its models."""

@@ -1,0 +1,90 @@
+"""Import a PEFT adapter as a run, and export the adapters of a run for PEFT."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.checkpoint.index import weights_at
+from jaxgpt.checkpoint.new_run import check_new_run, complete_run
+from jaxgpt.checkpoint.paths import parse_checkpoint
+from jaxgpt.checkpoint.placement import Place
+from jaxgpt.checkpoint.saver import save_params
+from jaxgpt.checkpoint.source import open_source
+from jaxgpt.config import OF_CHATS
+from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.convert.card.original import CARD
+from jaxgpt.convert.drafts import new_directory
+from jaxgpt.convert.export_model import Exported
+from jaxgpt.convert.import_model import Imported, imported_config
+from jaxgpt.convert.peft.files import read_adapter, write_adapter
+from jaxgpt.convert.peft.tokenizer import adapter_tokenizer
+from jaxgpt.convert.probes import check_change, probe_logits
+from jaxgpt.counts import parameter_count
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.model.lora import merge
+
+
+def import_adapter(source: Path, target: Path, init_from: str) -> Imported:
+    """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
+
+    The base is a run or RUN/checkpoints/STEP. The tokenizer and chat template of the adapter are used if they fit the base;
+    otherwise, the result has a note. The new run is created atomically. Raises the errors of `read_adapter`, and `UserError`
+    if `target` exists or the base does not exist.
+    """
+    check_new_run(target)
+    where = str(weights_at(init_from).absolute())
+    base = open_source(*parse_checkpoint(where))
+    model = base.config.model
+    lora, adapters = read_adapter(source, model)
+    tokenizer, note = adapter_tokenizer(source, base.run.tokenizer(), model.vocab_size)
+
+    # Conversations have the same format as in the base.
+    config = imported_config(target, model, init_from=where, lora=lora)
+    of_chats = {name: getattr(base.config.data, name) for name in OF_CHATS}
+    config = replace(config, data=replace(config.data, **of_chats))
+
+    frozen = base.read_frozen(Place())
+    with complete_run(target, config, tokenizer) as run:
+        metadata = {"config": asdict(config), "base": frozen.checksum}
+        save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
+    return Imported("lora", parameter_count(adapters), note=note)
+
+
+def export_adapter(
+    run: str | Path, target: Path, checkpoint: str = "best", base: str = "", license: str = "", repo: str = ""
+) -> Exported:
+    """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
+
+    Arguments and errors are as in `export_model`; also raises `UserError` if the run has no adapters. `base` is the
+    Hub name or the directory of the base model, recorded for PEFT; empty: `init_from`, the path of the base's checkpoint.
+    """
+    with new_directory(target) as directory:
+        info = open_source(run, checkpoint).info
+        trained = load_adapters(run, str(info.step))
+        config = trained.config
+        model = config.model
+        write_adapter(directory, config, trained.params, base)
+
+        flag = f"--base {base}" if base else "--adapter"
+        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
+        subject = CardSubject(
+            run=Path(run),
+            info=info,
+            config=config,
+            name=repo or target.name,
+            command=command,
+            base=base,
+            is_adapter=True,
+            license=license,
+        )
+        (directory / CARD).write_text(model_card(subject))
+
+        lora, reread = read_adapter(directory, model)
+        before = probe_logits(model, merge(trained.base, trained.params, config.lora.alpha))
+        after = probe_logits(model, merge(trained.base, reread, lora.alpha))
+        change = check_change(before, after)
+    return Exported("lora", parameter_count(trained.params), change)

@@ -1,0 +1,1 @@
+"""Conversations and their chat templates: from messages to ids and targets."""

@@ -1,0 +1,77 @@
+"""Calls of functions in messages: convert the forms in data sets to a single form, and list the names of functions.
+
+The form matches OpenAI's `tool_calls`. The descriptions of the functions are the `tools` of a conversation (`chat_records`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxgpt.data.files.lenient_json import parse_field, repeats_key
+from jaxgpt.errors import UserError, short_repr
+
+# Other names of the arguments of a call, which templates do not read.
+ARGUMENTS = ("parameters", "args", "input", "kwargs")
+
+
+def read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": ...}}`, with ids if given.
+
+    Args:
+        calls: a call, a list of calls, or their JSON; a call may also be the function alone.
+        where: the message, such as "message 2", for errors.
+
+    Raises:
+        UserError: if a call has no name, or arguments under a different name or of a wrong type.
+    """
+    calls = parse_field(calls, f"the call of {where}")
+    if not isinstance(calls, list):
+        calls = [calls]
+    converted = list[dict[str, Any]]()
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise UserError(f"{where} has a call without the name of a function: {short_repr(call)}; add the name")
+        others = {}  # fields next to the function, such as an id
+        if function is not call:
+            others = {name: value for name, value in call.items() if value is not None}
+        _check_arguments(function, where)
+        arguments = _arguments(function.get("arguments"), where)
+        converted.append({**others, "type": "function", "function": {**function, "arguments": arguments}})
+    return converted
+
+
+def _check_arguments(function: Mapping[str, Any], where: str) -> None:
+    """Check that the arguments of a call have the name `arguments`: under a different name, they would be lost."""
+    if function.get("arguments") is not None:
+        return
+    for name in ARGUMENTS:
+        if function.get(name):
+            raise UserError(
+                f"{where} has a call with {name!r} instead of 'arguments': rename this field to 'arguments'"
+            )
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
+    """Check the arguments of a call, an object or its JSON, and return them unchanged; if missing, an empty object."""
+    if arguments is None or arguments == "":
+        return {}
+    parsed = parse_field(arguments, f"the arguments of a call of {where}")
+    if not isinstance(parsed, dict):
+        raise UserError(
+            f"{where} has a call with arguments that are not an object: {short_repr(arguments)}; write an object"
+        )
+    if repeats_key(parsed):
+        raise UserError(f"{where} has a call with a key that is given twice: {short_repr(parsed)}; remove one")
+    return arguments if isinstance(arguments, str) else parsed
+
+
+def function_names(functions: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names in descriptions of functions, or in calls; a description may have no name."""
+    names = set[str]()
+    for item in functions:
+        match item.get("function", item):
+            case {"name": str(name)}:
+                names.add(name)
+    return names

@@ -1,0 +1,128 @@
+"""Files of conversations, preference pairs and prompts: list them, and read their records."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jaxgpt.data.chat.messages import EXAMPLE
+from jaxgpt.data.chat.records import FIELDS, ChatRecord, Pair, read_record, reason_of
+from jaxgpt.data.files.records import read_records
+from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.token_files import split_of
+from jaxgpt.errors import UserError
+from jaxgpt.files import sha256_file
+from jaxgpt.listing import holds_records, list_files
+from jaxgpt.progress import NO_PROGRESS, Progress
+
+T = TypeVar("T")
+
+
+class Files(NamedTuple):
+    """The files of conversations at a path."""
+
+    train: list[Path]
+    val: list[Path]  # empty: a fraction of `train` is held out
+    unused: list[Path]  # neither for training nor for validation, such as test files
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the file; for several files, the SHA-256 of their checksums."""
+        sums = [sha256_file(path) for path in (*self.train, *self.val)]
+        if len(sums) == 1:
+            return sums[0]
+        return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def find_files(path: Path) -> Files:
+    """List the files of conversations at a path.
+
+    In a directory, the words train and val (or validation) in the path of a file determine its split, as for token files.
+    Files without these words are for training if no file has the word train. If all files have the word val, all are for
+    training.
+    """
+    if not path.is_dir():
+        return Files(train=[path], val=[], unused=[])
+    by_split: dict[str, list[Path]] = {"train": [], "val": [], "": []}  # "": no word in the path determines the split
+    for file in list_files(path).files:
+        if holds_records(file):
+            words = Path("-".join(file.relative_to(path).parts))
+            by_split[split_of(words)].append(file)
+
+    if by_split["train"]:
+        return Files(train=by_split["train"], val=by_split["val"], unused=by_split[""])
+    if by_split[""]:
+        return Files(train=by_split[""], val=by_split["val"], unused=[])
+    return Files(train=by_split["val"], val=[], unused=[])
+
+
+def check_conversations(path: Path, on_error: str = "fail") -> None:
+    """Check that the records of a path are conversations, without a tokenizer and a chat template.
+
+    Raises:
+        UserError: if a record is not a conversation; with `on_error` skip: if no record is a conversation.
+    """
+    skipped = Skipped(on_error)
+    if not has_usable(path, skipped, read_record, FIELDS, all_records=on_error != "skip"):
+        raise no_conversations(path, skipped)
+
+
+def has_usable(
+    path: Path, skipped: Skipped, read: Callable[[Any], Any], fields: Collection[str], all_records: bool
+) -> bool:
+    """Return whether `read` accepts at least one record of a path; `all_records`: also read the remaining records."""
+    files = find_files(path)
+    found = False
+    for _ in read_files([*files.train, *files.val], skipped, read, fields):
+        found = True
+        if not all_records:
+            break
+    return found
+
+
+def read_chats(
+    files: Sequence[Path], skipped: Skipped, progress: Progress = NO_PROGRESS
+) -> Iterator[tuple[str, ChatRecord | Pair]]:
+    """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
+    return read_files(files, skipped, read_record, FIELDS, progress)
+
+
+def read_files(
+    files: Sequence[Path],
+    skipped: Skipped,
+    read: Callable[[Any], T],
+    fields: Collection[str],
+    progress: Progress = NO_PROGRESS,
+) -> Iterator[tuple[str, T]]:
+    """Yield the results of `read` for the records of files, with their places; progress counts bytes.
+
+    Args:
+        files: files of records.
+        skipped: receives the records that are unreadable, or rejected by `read`.
+        read: function of a record (usually a dict), which raises `UserError` for an invalid record.
+        fields: names of the fields that `read` uses.
+        progress: called with the number of bytes read so far and the total.
+    """
+    total = sum(path.stat().st_size for path in files)
+    earlier = 0  # bytes of the files before the current one
+    for path in files:
+        for record in read_records(path, fields):
+            progress(earlier + record.read, total)
+            if record.error:
+                reason = "that end the reading of their file" if record.lost else "unreadable"
+                skipped.skip(reason, record.where, record.error)
+                continue
+            try:
+                value = read(record.value)
+            except UserError as e:
+                skipped.skip(reason_of(e, "of an unknown shape"), record.where, str(e))
+                continue
+            yield record.where, value
+        earlier += path.stat().st_size
+
+
+def no_conversations(path: Path, skipped: Skipped) -> UserError:
+    """Return the error for a path without usable records."""
+    return UserError(f"{path} has no conversations{skipped}; write one per line, as {EXAMPLE}")

@@ -1,0 +1,157 @@
+"""Parts of a conversation: locate the assistant's answers that a chat template marks with `{% generation %}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from jaxgpt.data.chat.frame import Frame, TurnEnd
+from jaxgpt.data.chat.parts import Part
+from jaxgpt.data.chat.renderings import Renderings
+from jaxgpt.data.chat.template import Rendered
+from jaxgpt.errors import UserError
+
+Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation
+
+
+class Turn(NamedTuple):
+    """The place of an answer in the text of a conversation, in characters."""
+
+    begin: int  # end of the text that chat sends before the answer; 0: unknown
+    answer_end: int | None  # None: unknown
+    turn_end: int  # end of the text that ends the turn
+
+    def is_marked(self, targets: Sequence[Range]) -> bool:
+        """Return whether a target begins in the answer."""
+        return self.answer_end is not None and any(self.begin <= begin <= self.answer_end for begin, _ in targets)
+
+
+class MarkedAnswers(NamedTuple):
+    """Locates the answers of conversations in the text of a template with `{% generation %}`.
+
+    Attributes:
+        frame: text that the template adds around messages.
+        end: end of the assistant's turn.
+    """
+
+    frame: Frame
+    end: TurnEnd
+
+    def parts(self, renderings: Renderings, whole: Rendered) -> list[Part]:
+        """Split a conversation at `{% generation %}`; targets begin after the prompt and include the end of the turn.
+
+        Args:
+            renderings: the conversation.
+            whole: rendering of all messages.
+
+        Raises:
+            UserError: if the text of an answer with the weight 0 cannot be located.
+        """
+        text = renderings.prompt(len(renderings.messages)) if renderings.is_prompt else whole.text
+        targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
+        cuts = {0, len(text)}
+        omitted = list[Range]()  # messages with the weight 0
+        ends = set[int]()  # indices at which the end of a turn is missing in the text
+        for n in renderings.answers(first=0):
+            message = renderings.messages[n]
+            is_omitted = message.get("weight") == 0
+            turn = self._locate(renderings, n, text)
+            cuts.add(turn.begin)
+            targets = [_within(turn, target) for target in targets]
+
+            # If the template changes earlier text, only the marks locate the answer, and its end is not a target.
+            if turn.answer_end is None:
+                if is_omitted and not renderings.is_prompt:
+                    omitted.append(_span_of(renderings, n, whole))
+                continue
+
+            # A template may leave a message without content, or with calls, unmarked. The model still ends its turn.
+            is_target = turn.is_marked(targets) or message.get("tool_calls") or not message.get("content")
+            if is_target:
+                targets.append((turn.answer_end, turn.turn_end))
+            if is_target and not self.end.text and turn.turn_end == turn.answer_end:
+                ends.add(turn.answer_end)
+            if is_omitted:
+                omitted.append((turn.begin, turn.turn_end))
+
+        # A training sequence ends with its last target.
+        if not renderings.is_prompt:
+            last = max(end for _, end in targets)
+            cuts = {min(cut, last) for cut in cuts}
+        return _split(text, cuts, targets, omitted, ends)
+
+    def _locate(self, renderings: Renderings, n: int, text: str) -> Turn:
+        """Locate message n in the text of a conversation."""
+        prompt = renderings.prompt(n) if n else ""
+        begin = len(prompt) if text.startswith(prompt) else 0
+        end = self._end_of(renderings.after(n), text)
+        if end is None:
+            return Turn(begin, None, begin)
+        # A template may render the end between messages, but not after the last one.
+        name = self.end.added
+        is_rendered = name != "" and text.startswith(name, end)
+        return Turn(begin, end, end + len(name if is_rendered else self.end.text))
+
+    def _without_tail(self, text: str, begin: int, end: int) -> Range:
+        """Return the range of a marked answer without the text after the end of its turn, which is never generated."""
+        tail = self.frame.tail or ""
+        if self.end.text and text.endswith(tail, begin, end):
+            end += len(self.end.text) - len(tail)
+        return begin, end
+
+    def _end_of(self, after: str, text: str) -> int | None:
+        """Return the index in `text` of the end of the last answer of `after`; None: not found."""
+        tail = self.frame.tail
+        if tail is None or not after.endswith(tail):
+            return None
+        end = len(after) - len(tail)
+        return end if text.startswith(after[:end] + self.end.text) else None
+
+
+def _span_of(renderings: Renderings, n: int, whole: Rendered) -> Range:
+    """Return the marked range of message n; raise `UserError` unless each answer has a marked range."""
+    answers = [*renderings.answers(first=0)]
+    if len(answers) != len(whole.spans):
+        raise UserError(
+            f"message {n + 1} has the weight 0, but its text cannot be located: the chat template changes earlier text, and "
+            f"marks {len(whole.spans)} texts of {len(answers)} answers; mark each answer with {{% generation %}}, or omit "
+            f"such records"
+        )
+    return whole.spans[answers.index(n)]
+
+
+def _within(turn: Turn, target: Range) -> Range:
+    """Cut a target to an overlapping turn: drop the text before the turn, and the text after the end of the turn.
+
+    Chat sends the text before the turn, and text after its end is never generated.
+    """
+    begin, end = target
+    if begin < turn.begin < end:
+        begin = turn.begin
+    if turn.answer_end is not None and turn.begin <= begin <= turn.turn_end < end:
+        end = turn.turn_end
+    return begin, end
+
+
+def _split(text: str, cuts: set[int], targets: Sequence[Range], omitted: Sequence[Range], ends: set[int]) -> list[Part]:
+    """Split a text into parts.
+
+    Args:
+        text: text of a conversation.
+        cuts: indices at which parts begin or end, in addition to the bounds of targets.
+        targets: ranges of targets.
+        omitted: ranges without targets.
+        ends: indices at which to add the end of a turn.
+    """
+    parts = list[Part]()
+    for begin, end in pairwise(sorted(cuts.union(*targets))):
+        parts.append(Part(text[begin:end], _covers(targets, begin, end) and not _covers(omitted, begin, end)))
+        if end in ends:
+            parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
+    return parts
+
+
+def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:
+    """Return whether a range contains the characters from `begin` to `end`."""
+    return any(first <= begin and end <= last for first, last in ranges)

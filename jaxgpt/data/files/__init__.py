@@ -1,0 +1,1 @@
+"""Files that users bring: compression, plain text, JSON and records."""

@@ -1,0 +1,1 @@
+"""Prepared data: documents, encoded into shards of ids with an index."""

@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, characters, BPE and published vocabularies; their special tokens and files."""
