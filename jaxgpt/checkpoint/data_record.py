@@ -46,7 +46,7 @@ class DataRecord(NamedTuple):
         return self.fingerprint if self.sources is None else self.sources[0]
 
     def change(self, recorded: str, source: Data) -> str:
-        """Return how a source of a mixture has changed since the checkpoint, after its description, or "".
+        """Describe a changed source of a mixture and its changes since the checkpoint; "": unchanged.
 
         Args:
             recorded: fingerprint of the source at the checkpoint.
@@ -59,7 +59,7 @@ class DataRecord(NamedTuple):
         return ""
 
     def change_of_all(self, recorded: str, data: Data) -> str:
-        """Return how the data have changed, like `change`, with the numbers of tokens then and now; arguments as there."""
+        """Describe changed data, like `change`, with the numbers of tokens then and now; arguments as in `change`."""
         if recorded != data.fingerprint:
             return data.source + self._changed_size(data) + self._changed_files(recorded, data)
         return self.change(recorded, data)
@@ -77,7 +77,7 @@ class DataRecord(NamedTuple):
         return f" ({self.tokens:,} tokens then, {now:,} now)"
 
     def _changed_files(self, recorded: str, source: Data) -> str:
-        """Return the files of a directory that were added, removed or changed, or "" if not recorded; arguments as `change`."""
+        """Describe the added, removed and changed files of a source; "": not recorded. Arguments as in `change`."""
         old = self.files.get(recorded, {})
         new = source.recorded.files
         if not old or not new:

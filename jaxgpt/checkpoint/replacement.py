@@ -78,7 +78,7 @@ def delete_replaced(path: Path) -> None:
 def restore_replaced(path: Path) -> None:
     """Delete a new run that has taken no step, and move back the run that it should replace."""
     shutil.rmtree(path / NEW, ignore_errors=True)
-    (path / "config.json").unlink()  # `recover` finishes the rest, if this process is killed
+    (path / "config.json").unlink()  # if this process is killed, `recover` finishes the remainder
     finish_or_undo(path)
 
 

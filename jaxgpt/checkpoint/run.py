@@ -1,4 +1,4 @@
-"""Run directory: its files, opened by commands.
+"""Run directory: the paths of its files, and how commands open it.
 
 config.json             settings; moved in last, so it marks a complete run
 tokenizer.json

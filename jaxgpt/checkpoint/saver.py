@@ -1,4 +1,4 @@
-"""Write checkpoints: of a run, in the background, and of weights; `store.py` describes their files, and reads them."""
+"""Write checkpoints of runs, in the background, and of weights alone; `store.py` describes and reads their files."""
 
 from __future__ import annotations
 

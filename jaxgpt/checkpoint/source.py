@@ -83,13 +83,13 @@ class WeightSource(NamedTuple):
         """Read the trained parameters or their EMA: weights, or adapters.
 
         Raises:
-            UserError: if they are weights of a different class of models, unreadable, or deleted meanwhile.
+            UserError: if the parameters belong to a different model class, cannot be read, or were deleted meanwhile.
         """
         like = place.like(self.config.model, self.config.lora)
         part = trained_part(self.config)
         name = self.info.model
         if name and place.model is None:
-            # The weights may have equal names and shapes.
+            # Reject the weights even if their names and shapes match GPT: the forward pass may differ.
             trained = f"{self.path} was trained with the model {name}, given in Python"
             difference = self._difference(like, part, GPT) or trained
             raise UserError(f"{difference}: pass load(path, model={name}); commands cannot read it")
@@ -226,7 +226,7 @@ def trained_part(config: Config) -> str:
 def checksum(tree: Any) -> str:
     """Compute the SHA-256 of weights: their paths in the tree, dtypes, shapes and values, one array at a time.
 
-    If weights are sharded over several processes, all processes must call this.
+    If weights are sharded over several processes, all processes must call this function.
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

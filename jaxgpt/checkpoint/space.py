@@ -25,7 +25,7 @@ COMPRESSED = 0.8  # lowest size of compressed weights, relative to their size in
 def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], None], replaced: bool = False) -> None:
     """Compare the largest total size of a run's checkpoints with the free space on its file system.
 
-    Quotas are unknown. Optimizer states can be compressed, so only the weights count for the error.
+    Disk quotas are not checked. Optimizer states can be compressed, so only the weights count for the error.
 
     Args:
         run: the run, which need not exist.
@@ -83,7 +83,7 @@ def most_checkpoints(train: TrainConfig) -> int:
         lasting += train.steps // train.keep_every
     if not train.checkpoint_every:
         evaluations = math.ceil(train.steps / train.eval_every)
-        lasting = min(lasting, evaluations - 1)  # during the last evaluation's write
+        lasting = min(lasting, evaluations - 1)  # the checkpoint of the last evaluation counts as being written
     temporary = 1 if train.checkpoint_seconds else 0  # kept in addition to the others, until the next write is complete
     being_written = 1
     return lasting + temporary + being_written

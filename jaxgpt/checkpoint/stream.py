@@ -20,8 +20,8 @@ from jaxgpt.checkpoint.saver import commit, failed_writes
 from jaxgpt.checkpoint.store import check_shapes, import_orbax
 from jaxgpt.model.params import flatten_params
 
-# Target size of a chunk, the unit that is read, in bytes. A chunk has one or more rows, and smaller chunks read less beyond a
-# shard.
+# Target size of a chunk, the unit of reading, in bytes. A chunk has one or more complete rows. With smaller chunks, a
+# device reads less data outside its shard.
 CHUNK = 2**24
 # No compression, which is slow and saves 8% of the space.
 ONE_BYTES_CODEC = [{"name": "bytes", "configuration": {"endian": "little"}}]

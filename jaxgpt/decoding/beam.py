@@ -84,8 +84,8 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `step` while `is_active`.
 
     Attributes:
-        sampler: model, repetition penalty, `no_repeat_ngram_size`, custom filters and stop ids. The temperature must be 1;
-            top-k, top-p and min-p must be off (`lm.generation` checks it).
+        sampler: model, repetition penalty, `no_repeat_ngram_size`, custom filters and stop ids. The temperature must be
+            1; top-k, top-p and min-p must be off: `lm.generation` sets the temperature, and rejects the other settings.
         beams: beam search parameters.
         size: number of slots for the whole text, prompt included.
     """
@@ -168,7 +168,7 @@ class BeamSearch:
         B, _ = found.id_BC.shape
         W = self.beams.num_beams
 
-        # NaN also ends a sequence, which the caller then reports.
+        # NaN also ends a sequence; the caller then reports the NaN.
         at_limit_B = state.made + 1 >= state.limit_B
         ends_BC = self.sampler.ends(found.id_BC) | at_limit_B[:, None] | jnp.isnan(found.log_p_BC)
 

@@ -53,7 +53,7 @@ def lookup_steps(sampler: Sampler, params: Any, state: SamplerState, steps: jax.
         params: the weights.
         state: state of one row, as returned by `prefill` or this function.
         steps: int32 scalar, number of tokens to generate; fewer if the row ends or the text buffer is full.
-            Accepted drafts can exceed `steps` by up to `DRAFT` tokens.
+            The number of new tokens can exceed `steps` by up to `DRAFT`, because one pass can accept a whole draft.
     """
     assert state.text.ids_BS.shape[0] == 1, "rows accept different numbers of tokens, and the cache has one length"
 

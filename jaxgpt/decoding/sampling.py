@@ -112,7 +112,7 @@ def sample_token(
     else:
         token_B = jnp.argmax(warped_BV, axis=-1).astype(jnp.int32)
     log_p_B = _log_p(logits_BV, token_B)
-    drawn_log_p_B = _log_p(warped_BV, token_B)  # the compiler removes what the caller does not use
+    drawn_log_p_B = _log_p(warped_BV, token_B)  # the compiler removes this value if the caller does not use it
 
     max_B = jnp.max(warped_BV, axis=-1)  # NaN if any logit is NaN
     token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)

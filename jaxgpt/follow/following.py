@@ -120,7 +120,7 @@ class _Follower:
     def _send_until_end(self, tail: Tail) -> str:
         """Send the rows until the run ends; return how it ended."""
         while True:
-            is_running = has_writer(self.path)  # before the file is read, which is complete if the run has ended
+            is_running = has_writer(self.path)  # checked before reading: if the run has ended, the file is complete
             self._send_new(tail)
             if self._is_replaced():
                 return REPLACED

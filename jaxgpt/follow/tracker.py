@@ -1,4 +1,4 @@
-"""Tracker: a program that stores and shows the metrics of runs, as the follower of a run calls it."""
+"""The interface of trackers, which store and show the metrics of runs."""
 
 from __future__ import annotations
 

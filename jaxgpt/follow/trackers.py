@@ -213,7 +213,8 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        # Trackio writes in a thread: a killed follower may have lost its last rows, or stored them without recording them.
+        # Trackio writes in a thread: a killed follower may have lost its last rows, or stored rows without recording
+        # its position.
         is_remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
         stored = SQLiteStorage.get_max_step_for_run(self.project, self.run.name, run_id=self.run.id)
         if is_remote or str(stored) == mark:

@@ -67,8 +67,8 @@ class Target(NamedTuple):
 def best(config: Config, mesh: Mesh | AbstractMesh | Target | None = None) -> Ops:
     """Return the fastest operations for a config on the devices of a mesh.
 
-    Some operations have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions,
-    `GPT(config)`.
+    Some operations have a derivative for reverse mode only (`jax.custom_vjp`). For `jax.jvp`, use the definitions:
+    `GPT(config.model)`.
 
     Args:
         config: settings of the run.

@@ -22,7 +22,7 @@ CONTEXT_KERNELS: dict[str, AttendFn] = {
     "halo": halo_attention,
     "ring": ring_attention,
 }
-MOST_GATHERED = 2**17  # longest windows with gathered keys (compiled sizes in docs/scaling.md)
+MOST_GATHERED = 2**17  # maximum window with gathered keys, in tokens (compiled sizes in docs/scaling.md)
 
 
 class Halos(NamedTuple):
@@ -126,7 +126,7 @@ def has_splash_tiles(config: Config) -> bool:
 
 
 def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:
-    """Return a permutation of a window's tokens that gives all devices of `mesh.context` equal work, and its operations.
+    """Return operations and a permutation of a window's tokens that give all devices of `mesh.context` equal work.
 
     Only operations that read positions, or are made for this order, allow a different order. With a halo, consecutive tokens
     already give the devices equal work.

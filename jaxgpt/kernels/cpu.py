@@ -20,9 +20,9 @@ from jaxgpt.ops.rotary import Rotation, rope_rotation
 def call_without_inlining(function: Callable[..., Any], *args: Any, small: bool = True) -> Any:
     """Compute `function(*args)` in an XLA call without inlining or fusion.
 
-    Pass a module-level function: JAX then caches its trace. A `small` call becomes one kernel, on one core. Otherwise its
-    operations use all cores, in an executor that blocks the threads of other devices. Optimization barriers do not prevent
-    fusion: the CPU backend removes them before it fuses.
+    Pass a module-level function: JAX then caches its trace. A `small` call becomes one kernel, on one core. Other calls
+    use all cores, in an executor that blocks the threads of other devices. Optimization barriers do not prevent fusion:
+    the CPU backend removes them before it fuses.
     """
     compiled = jax.jit(function)
     attributes = {"inlineable": "false"}

@@ -65,7 +65,7 @@ def weighted_sum(y_XD: Array, share_BTA: Array) -> Array:
 
 
 def mlp_of_rows(x: Array, weights: ExpertWeights, activate: Activation, product: Product) -> Array:
-    """Apply to each row the MLP of its expert."""
+    """Apply the MLP of its expert to each row."""
     up = product(x, weights.up_EDF)
     if weights.gate_EDF is None:
         h = activate(up)

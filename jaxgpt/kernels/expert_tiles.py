@@ -18,7 +18,7 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.activations import Activation
 from jaxgpt.ops.experts import ExpertWeights
 
-TILE = 64  # rows of a tile on CPUs, and least number on GPUs
+TILE = 64  # rows of a tile on CPUs, and the minimum on GPUs
 GPU_TILE = 512  # maximum number of rows of a tile on GPUs
 
 
@@ -27,7 +27,7 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
 
     Each expert's rows are padded to whole tiles, and each tile is multiplied by the matrix of its expert. The number of tiles
     is static: as many as all pairs fill, plus E for padding. This is always enough, so no row is dropped. If other devices have
-    other experts, only the tiles with pairs are multiplied; the memory is for all tiles.
+    other experts, only the tiles with pairs are multiplied, but all tiles are in memory.
 
     Args:
         pairs: the tokens and their experts.
@@ -68,7 +68,7 @@ def _take(x_RD: Array, index_M: Array, inverse_X: Array, copies: int) -> Array:
 
     Args:
         x_RD: R rows; X = R * copies.
-        index_M: indices from 0 to X, each below X at most once.
+        index_M: indices from 0 to X; each index below X occurs at most once.
         inverse_X: position of each index in `index_M`; M: no position.
         copies: number of consecutive indices that mean the same row.
     """
@@ -139,7 +139,7 @@ def _layout(expert_X: Array, own_X: Array, E: int, n: int, t: int) -> _Layout:
     expert_n = jnp.searchsorted(first_tile_E, jnp.arange(n), side="right") - 1
     filled = tiles_E.sum()
 
-    # Invert the rows. Pairs of other devices have a row beyond the last, so they are dropped.
+    # Invert `row_X`. Pairs of other devices have a row beyond the last, so they are dropped.
     X = len(expert_X)
     row_X = jnp.where(own_X, row_X, n * t)
     pair_M = jnp.full(n * t, X, row_X.dtype).at[row_X].set(jnp.arange(X, dtype=row_X.dtype), mode="drop")

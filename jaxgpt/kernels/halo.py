@@ -22,7 +22,8 @@ from jaxgpt.ops.attention import NO_TOKEN, Positions
 class Halo(NamedTuple):
     """The keys before the chunks of a device, which other devices have.
 
-    One exception: in `balanced_order`, both chunks of the last device are consecutive, so it has the keys before the second.
+    One exception: in `balanced_order`, both chunks of the last device are consecutive, so the device itself has
+    the keys before the second chunk.
 
     Attributes:
         axes: names of the mesh axes that shard positions.
@@ -38,7 +39,7 @@ class Halo(NamedTuple):
 def balanced_order(tokens: int, devices: int) -> np.ndarray:
     """Return a permutation of the tokens of a row, int64 `[T]`, that divides causal attention equally over devices.
 
-    It does for rows of one document without a window.
+    The work is equal for rows of one document and attention without a sliding window.
 
     A row has `2 * devices` chunks. Device i has the chunks i and `2 * devices - 1 - i`: a chunk with few keys, and one with
     many. Source: the zigzag order of https://github.com/zhuzilin/ring-flash-attention.
@@ -98,8 +99,8 @@ def _of_previous_chunk(halo: Halo, x: Array) -> Array:
     axes = halo.axes
     if halo.chunks == 1:
         return _shift(axes, 1, x)
-    # Device i has the chunks i and 2 * devices - 1 - i. The next device has the chunk before the second of them;
-    # the last device has it itself.
+    # Device i has the chunks i and 2 * devices - 1 - i. The chunk before its second chunk is on the next device; on the
+    # last device, it is the device's first chunk.
     early, late = jnp.split(x, 2)
     is_last = jax.lax.axis_index(axes) == jax.lax.axis_size(axes) - 1
     before_late = jnp.where(is_last, early, _shift(axes, -1, late))
@@ -144,7 +145,7 @@ def without_halo(halo: Halo, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Arr
 
 
 def _shift(axes: tuple[str, ...], by: int, x: Array) -> Array:
-    """Send an array to the next device, or for -1 to the previous; the device without a sender receives zeros."""
+    """Send an array to the next device (`by` 1) or the previous (-1); the device without a sender receives zeros."""
     devices = int(jax.lax.axis_size(axes))
     pairs = [(device, device + by) for device in range(devices) if 0 <= device + by < devices]
     return jax.lax.ppermute(x, axes, pairs)

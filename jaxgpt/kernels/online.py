@@ -23,8 +23,8 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 
 TILE = 512  # maximum number of queries or keys of a tile
-SCORES = 2**24  # the maximum is halved while a pair of tiles has more scores, over all rows and heads (64 MiB)
-LEAST_LIMIT = 128  # lower bound of the halved maximum, regardless of the number of scores
+SCORES = 2**24  # maximum scores of a pair of tiles, over all rows and heads (64 MiB); above it, tiles are halved
+LEAST_LIMIT = 128  # minimum of the halved `TILE`, regardless of the number of scores
 LOWEST = -1e30  # score of a hidden key, and initial running maximum
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -55,7 +55,7 @@ class Keys(NamedTuple):
 class Queries(NamedTuple):
     """Tiles of queries, `[n, B, K, G, t, H]`, and their positions, `[n, B or 1, t]`; in a loop over tiles, without n.
 
-    In all products, each array has the axes B and K first: XLA's CPU backend rejects others in bfloat16.
+    In all products, each array has the axes B and K first: XLA's CPU backend rejects other orders in bfloat16.
     """
 
     q: Array
@@ -93,8 +93,8 @@ class BackwardInputs(NamedTuple):
 def tile_size(tokens: int, rows: int, heads: int) -> int:
     """Return the number of tokens of a tile.
 
-    If possible, each half of the tokens has whole tiles, of at least half the maximum: in `halo.balanced_order`, the halves
-    attend to different keys.
+    If possible, each half of the tokens has whole tiles, larger than half the maximum: in `halo.balanced_order`, the
+    halves attend to different keys.
     """
     most = TILE
     while most > LEAST_LIMIT and rows * heads * most**2 > SCORES:

@@ -5,8 +5,8 @@ keys and values of other devices:
 
 - gathered: an all-gather, and a reduce-scatter of their gradients (Grattafiori et al. 2024, section 3.3.2). Memory holds the
   keys and values of whole rows, of one layer at a time.
-- ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys and
-  values of this device and of another one, or of two others during a move.
+- ring: keys and values move from device to device, and so do their gradients (Liu et al. 2023). Memory holds the keys
+  and values of this device and of one other device (two during a move).
 - halo: with a sliding window, a device receives the keys and values before its tokens, and sends their gradients back
   (`kernels/halo.py`).
 
@@ -186,7 +186,7 @@ class MixedAttention:
 def division_of(q_BTNH: Array, place: Positions) -> Division:
     """Return how the current mesh and rules divide the arrays of attention."""
     queries = logical_spec("batch", "length", "heads", None)
-    # Positions without rows are equal in all rows.
+    # Positions `[1, T]` are equal in all rows, so they are not sharded by rows.
     has_positions_per_row = len(place.position_BT) == len(q_BTNH)
     rows = queries[0] if has_positions_per_row else None
     return Division(

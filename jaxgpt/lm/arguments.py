@@ -27,7 +27,7 @@ Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
     """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
 
-    For a field that is a tuple, a list, a set, an array or a single value is converted.
+    A list, a set, an array or a single value is converted for a field that is a tuple.
     """
     types: dict[str, Any] = {}
     for cls in classes:
@@ -57,7 +57,7 @@ def as_list(values: Any) -> list[Any] | None:
 
 
 def _is_scalar_array(value: Any) -> bool:
-    """Return whether a value is an array of any library without axes."""
+    """Return whether a value is an array without axes, of any library."""
     return getattr(value, "shape", None) == ()
 
 
@@ -160,7 +160,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens; raise `UserError` if `max_length` or context is too short."""
+    """Return the maximum number of new tokens; raise `UserError` if `max_length` or the context is too short."""
     is_bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # including the last token, which is not an input
 

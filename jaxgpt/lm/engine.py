@@ -24,7 +24,7 @@ CHUNK = 512  # maximum number of tokens that `resume` adds to a cache in one cal
 
 
 def round_up(n: int, least: int = 1) -> int:
-    """Return the smallest power of two that is at least n, or `least`, a power of two, if it is larger."""
+    """Return the smallest power of two that is at least n and at least `least`."""
     return 1 << (max(n, least) - 1).bit_length()
 
 
@@ -84,7 +84,7 @@ def start(
         limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
         ways: number of shards of a batch, as in `buffer_sizes`.
     """
-    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # a check, because `_resize` repeats keys
+    assert len(keys) == len(prompts), (keys.shape, len(prompts))  # `_resize` would silently repeat missing keys
     text, size = left_pad(prompts, limits, ways)
     key_B = _resize(keys, len(text.ids_BS))
     compiled = _compiled(prefill, sampler, static_argnames="size")
@@ -205,7 +205,7 @@ def resume(sampler: Sampler, params: Any, reuse: Reuse, prompt: Sequence[int], k
     if reuse.size > cache.size:
         cache = _grow(cache, reuse.size - cache.size)
 
-    # Drop the cached tokens after the kept ones, then read the prompt from there.
+    # Drop the cached tokens after the first `kept` tokens, then read the remainder of the prompt.
     cache = cache._replace(length=np.int32(reuse.padding + reuse.kept))  # type: ignore[arg-type]
     read = _compiled(_read, sampler, donate_argnames="cache")
     needed = len(prompt) - 1

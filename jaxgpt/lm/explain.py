@@ -144,7 +144,7 @@ def _effect(name: str, before_V: np.ndarray, after_1V: jax.Array) -> Stage:
     gone_V = (before_V > 0) & np.isneginf(np.asarray(after_1V)[0])
     lost = float(before_V[gone_V].sum())
 
-    # The probability that the filter moved between the remaining tokens: half the L1 distance to a mere renormalization.
+    # The total variation distance to the renormalized probabilities before the filter: half the L1 distance.
     kept_V = np.where(gone_V, 0.0, before_V)
     total = max(kept_V.sum(), 1e-300)  # 0 if the remaining tokens had no probability
     moved = float(np.abs(after_V - kept_V / total).sum() / 2)

@@ -81,9 +81,9 @@ def generate(
     Always returns a list: `num_return_sequences` generations per prompt (default: 1), in the order of the prompts. A string,
     or a sequence of ids, is one prompt.
 
-    Weights on a mesh stay where they are. If the mesh has the devices of several processes, all of them must call this with the
-    same arguments, and receive all texts. The mesh is then cut into parts that have all weights, and each part generates an
-    equal share of the texts (`own_part`).
+    Weights on a mesh stay where they are. If the mesh has the devices of several processes, all of them must call
+    `generate` with the same arguments, and receive all texts. The mesh is then cut into parts that have all weights,
+    and each part generates an equal share of the texts (`own_part`).
 
     Args:
         lm: model.

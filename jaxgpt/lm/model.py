@@ -152,7 +152,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         raise UserError(f"{difference} of lm.config: pass the training config, or convert the weights with astype")
 
     config = _config_of_copy(lm.config, path)
-    # The name of a class that is given in Python, which `load` needs again (`Info.model`).
+    # Record the name of a subclass passed in Python, because `load` needs the class again (`Info.model`).
     given = {} if lm.model is GPT else {"model": lm.model.__name__}
     with complete_run(path, config, lm.tokenizer, overwrite) as run:
         save_params(run.checkpoints, params, {"config": asdict(config), "given": given})

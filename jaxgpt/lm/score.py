@@ -27,7 +27,7 @@ from jaxgpt.train.loss import chunked
 
 
 class Sizes(NamedTuple):
-    """Sizes of the work of a device at a time.
+    """Numbers of positions that are computed at a time.
 
     Attributes:
         batch_tokens: default number of positions of a batch.
@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
 # reuses; larger blocks are mapped again for every batch.
 ON_CPU = Sizes(batch_tokens=1 << 9, head_positions=1 << 7)
 ON_ACCELERATOR = Sizes(batch_tokens=1 << 13, head_positions=1 << 10)  # 1,024 rows of 50,257 logits take 0.2 GB
-ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention computes the square of the scores
+ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention scores grow with its square
 BREAK_EVEN = 1 << 9  # lower bound on the number of scores that cost as much as the other work of a position
 
 
@@ -91,9 +91,9 @@ def score(
         contexts: a string or ids, or a list of them; an empty string is the beginning of a text.
         continuations: one for each context, a string or ids. A string continues the text of the context and has the same
             ids as in the joined text, unless a token of the joined text crosses the boundary.
-        batch_tokens: maximum number of positions of a batch, at least one text, or up to 2,048 positions of texts with a
-            common beginning; None: 512 on CPUs, otherwise 8,192. On a mesh, the number of rows is then rounded up to a
-            multiple of the devices that divide them.
+        batch_tokens: maximum number of positions of a batch. A batch has at least one row: one text, or texts with a
+            common beginning in up to 2,048 positions. None: 512 on CPUs, otherwise 8,192. On a mesh, the number of rows
+            is then rounded up to a multiple of the devices that divide them.
         progress: callback with the number of scored texts so far, and the total; its exceptions end the computation.
 
     Raises:
@@ -182,7 +182,7 @@ def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool
 
 
 def _round_length(n: int, least: int = 16) -> int:
-    """Round a length up to a multiple of `least`, or of an eighth of the next power of two if larger: few shapes."""
+    """Round a length up, so that few shapes occur, to a multiple of `least` or of 1/8 of the next power of two."""
     step = max(round_up(n) // 8, least)
     return math.ceil(n / step) * step
 

@@ -23,7 +23,7 @@ class Decoder(Protocol):
         ...
 
     def settled(self, ids: list[int]) -> list[int]:
-        """Return the first ids, with a text that further ids cannot change."""
+        """Return a prefix of the ids with a text that further ids cannot change."""
         ...
 
 

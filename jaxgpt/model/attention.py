@@ -74,9 +74,9 @@ class Attention(Module):
         return self._project(x_BTD, "v", "kv_heads", self.config.kv_heads)
 
     def _edit(self, key: jax.Array | None) -> Edit | None:
-        """Return the edit of scores and pattern, `ops.edit` and then dropout of the pattern; None if there is neither.
+        """Return the edit of scores and pattern: `ops.edit`, then dropout; None without `ops.edit` and dropout.
 
-        Only without an edit do kernels compute attention.
+        Kernels compute attention only if the edit is None.
         """
         rate = 0.0 if key is None else self.config.dropout
         if self.ops.edit is None and not rate:

@@ -66,7 +66,7 @@ class KVCache(NamedTuple):
         return self.position_BS.shape[1]
 
     def reserve(self, count: int) -> tuple[Positions, KVCache]:
-        """Assign positions to the next `count` slots; return the positions, and the cache with them."""
+        """Assign positions to the next `count` slots; return the positions, and the cache with these positions."""
         last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
         new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)

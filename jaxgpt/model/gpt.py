@@ -93,7 +93,7 @@ class Block(Module):
         return mlp(x_BTD), {}
 
     def _sublayer_input(self, x_BTD: jax.Array, name: str) -> jax.Array:
-        """Return the input of a sublayer: the residual stream, with the norm before the sublayer."""
+        """Return the input of a sublayer: the residual stream, normalized if `norm_position` is `pre` or `both`."""
         if self.config.norm_position in ("pre", "both"):
             return self._norm(x_BTD, name)
         return x_BTD
@@ -119,7 +119,7 @@ class GPT(Module):
     `logits_BTV`, with `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
     `method="extend"` extends.
 
-    A subclass may replace the class `block` of its blocks.
+    A subclass may replace `block`, the class of its blocks.
 
     Attributes:
         config: the architecture, with `vocab_size` set.
@@ -311,7 +311,7 @@ class GPT(Module):
         return self.named("logits", logits_BTV)
 
     def _rotation(self, positions: Positions, window: int) -> Rotation | None:
-        """Return the rotation in the layers with this window; None without RoPE. Local layers may have different angles."""
+        """Return the rotation of layers with this window; None without RoPE. Local layers may have a different theta."""
         c = self.config
         if c.positions != "rope":
             return None

@@ -24,7 +24,7 @@ class Module(nn.Module):
     config: ModelConfig
     ops: Ops
 
-    @nn.nowrap  # a helper, which linen's interceptors and the scopes of compiled programs omit
+    @nn.nowrap  # keeps this helper out of linen's interceptors and the scopes of compiled programs
     def weight(
         self, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], axes: tuple[str | None, ...]
     ) -> Any:
@@ -40,7 +40,7 @@ class Module(nn.Module):
             raise ValueError(f"{self._path_of(name)} has shape {given.shape}; expected {shape}")
         return jnp.asarray(given) if isinstance(given, np.ndarray) else given
 
-    # Without `nowrap`: the scope `named` marks the operations of an edit in compiled programs.
+    # No `nowrap` here: the scope `named` marks the operations of an edit in compiled programs.
     def named(self, name: str, x: jax.Array) -> jax.Array:
         """Name the activation x: return the result of `ops.edit(path, x)`, or x if `ops.edit` is None."""
         if self.ops.edit is None:

@@ -102,7 +102,7 @@ def side_outputs(
 
     Args:
         logits_BTE: output of the router.
-        bias_E: bias of the router; None: without.
+        bias_E: bias of the router; None: no bias.
         routing: the experts of each token.
         is_token_BT: bool `[B or 1, T]`; false for padding.
     """

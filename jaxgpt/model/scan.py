@@ -29,7 +29,7 @@ class _Layer(NamedTuple):
 
     params: Any
     number: jax.Array  # from 0
-    key: jax.Array | None  # random key of the dropout masks; None: no dropout
+    key: jax.Array | None  # random key of the dropout masks; None disables dropout
 
 
 class ScannedGPT(GPT):
@@ -45,7 +45,7 @@ class ScannedGPT(GPT):
     ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks in a scan; all layers must have the same window.
 
-        `init` declares unstacked weights, from which `stack_layers` makes the weights that this method reads.
+        `init` declares unstacked weights; `stack_layers` converts them to the stacked weights that this method reads.
         """
         if self.is_initializing():
             return super().blocks(x_BTD, positions, cache, key, tokens_BT)

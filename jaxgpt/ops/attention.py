@@ -38,8 +38,9 @@ class Visible:
 
     Attributes:
         query: positions of the queries.
-        key: positions of the keys; None: queries and keys are the same tokens, with positions from one of the functions below.
-            Each document is then a run of consecutive tokens, so a kernel can mask by the order of the tokens in the row.
+        key: positions of the keys; None: queries and keys are the same tokens, with positions from `row_positions`,
+            `padded_positions` or `document_positions`. Each document is then a run of consecutive tokens, so a kernel
+            can mask by the order of the tokens in the row.
         window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-TINY = 1e-20  # term that keeps the sum of a token's scores above 0
-EXPANSION = 2.0**40  # factor of such a sum that keeps its square above 0
+TINY = 1e-20  # added to the sum of a token's scores, so that the sum is above 0
+EXPANSION = 2.0**40  # factor of the scores and of their sum, so that the square of the sum does not underflow
 # SCORES maps the kinds of scores to functions from the logits of a token's experts to their scores.
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
@@ -58,8 +58,8 @@ def route(
 ) -> Routing:
     """Choose the `active` experts with the highest scores, plus bias, and compute their shares.
 
-    With `normalize`, the shares of a token add up to `scale`: the softmax over all experts, divided by its sum over the chosen
-    experts, equals the softmax over the chosen experts. Among equal scores, the first experts are chosen.
+    With `normalize`, the shares of a token add up to `scale`; for `softmax`, they are `scale` times the softmax over
+    the chosen experts. Among equal scores, the first experts are chosen.
 
     Args:
         logits_BTE: output of the router.
@@ -108,9 +108,9 @@ def expert_load(choice_BTA: jax.Array, experts: int, is_token_BT: jax.Array) -> 
 def balance_loss(routing: Routing, is_token_BT: jax.Array) -> jax.Array:
     """Compute the load-balancing loss of each row, `E * sum_e load_e * mean score_e`: `[B]`; 1 if the load is uniform.
 
-    The scores of a token are divided by their sum. The loss of a row is not a sum over its tokens, but the loss of a batch
-    is a sum over its rows, each times its number of targets (`train.side_outputs.side_sums`). So it does not depend on the
-    number of microbatches or devices.
+    The scores of a token are divided by their sum. The loss of a row is not a sum over its tokens. The loss of a batch
+    is the sum over its rows, weighted by their numbers of targets (`train.side_outputs.side_sums`), so the loss does
+    not depend on the number of microbatches or devices.
 
     Args:
         routing: the experts of each token, and the scores.
@@ -130,11 +130,11 @@ def z_loss(logits_BTE: jax.Array) -> jax.Array:
 
 
 def bias_loss(bias_E: jax.Array, load_BE: jax.Array) -> jax.Array:
-    """Return zeros `[B]`, for their gradient with respect to the bias: the load error of each expert, `load_e - 1 / E`.
+    """Return zeros `[B]`; their gradient with respect to the bias is the load error of each expert, `load_e - 1 / E`.
 
     Like every gradient, load errors are summed over rows, weighted by their numbers of targets, and over microbatches and
-    devices. An optimizer that follows the sign lowers the bias of an expert with too many tokens: the update of DeepSeek-V3,
-    section 2.1.2.
+    devices. An optimizer that follows the sign of the gradient lowers the bias of an expert with too many tokens: the
+    update of DeepSeek-V3, section 2.1.2.
     """
     # A row of padding has the load 0 and the error -1 / E, but no targets, so its weight is 0.
     error_BE = load_BE - 1 / len(bias_E)

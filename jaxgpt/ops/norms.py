@@ -36,7 +36,7 @@ def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `(x - mean) / (std + eps)`, with `std = sqrt(mean((x - mean)^2))`."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
-    # The gradient of sqrt is infinite at 0, the variance of a row of equal values, so sqrt receives 1 there.
+    # The variance of equal values is 0, where the gradient of sqrt is infinite, so sqrt receives 1 instead.
     safe = jnp.where(variance > 0, variance, 1.0)
     std = jnp.where(variance > 0, jnp.sqrt(safe), 0.0)
     return x * edit("scale", 1 / (std + eps))

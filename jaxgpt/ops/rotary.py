@@ -31,7 +31,7 @@ class Llama3Scaling(NamedTuple):
     original_context: int = 8192
 
     def kept(self, frequency_h: np.ndarray, theta: float) -> np.ndarray:
-        """Compute the fraction of each frequency to keep: linear in its turns within the original context, `C / w`."""
+        """Compute the fraction of each frequency to keep: linear in the number of turns within the original context."""
         turns_h = self.original_context * frequency_h / (2 * np.pi)
         return np.clip((turns_h - self.low) / (self.high - self.low), 0.0, 1.0)
 
@@ -49,7 +49,7 @@ class YarnScaling(NamedTuple):
         slow: number of turns; wavelengths with fewer turns are multiplied by `factor` (beta_slow; alpha in the paper).
         fast: number of turns; wavelengths with more turns are unchanged (beta_fast; beta in the paper).
         original_context: the context length before scaling, in tokens.
-        attention: factor of cosine and sine, so that scores grow with its square; 0: `1 + 0.1 ln(factor)`.
+        attention: factor of cosine and sine, so that scores are multiplied by its square; 0: `1 + 0.1 ln(factor)`.
 
     Source: Peng et al. 2023, sections 3.2 and 3.4. Between the bounds, the ramp is linear in the index of the channel, and the
     bounds are rounded outwards, as in the authors' code.

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Return an array as a NumPy array; if it is sharded over several processes, all processes must call this.
+    """Return an array as a NumPy array; if it is sharded over several processes, all processes must call this function.
 
     The host copy is not cached in `array`, unlike with `np.asarray(array)`.
     """

@@ -114,7 +114,8 @@ class Heartbeats:
         self._ended.set()
         self.status = not_training
         if self._exchanging.is_alive():
-            # An exchange in progress may be about to publish the previous status, which must not be the last.
+            # An exchange in progress may be about to publish the previous status, which must not be the last published
+            # status.
             self._exchanging.join(EXCHANGE)
         with suppress(Exception):  # a broken connection
             self._publish()
@@ -171,7 +172,7 @@ class Heartbeats:
         return [0] if now - self._answered > self.limit else []
 
     def _end(self, verdict: str) -> None:
-        """End the process with a line and advice; only the first call, and none after `stop`, has an effect."""
+        """End the process with a line and advice; only the first call has an effect, and only before `stop`."""
         if self._ended.is_set():
             return
         self._ended.set()

@@ -1,4 +1,4 @@
-"""The device mesh. There is always one, even for one device; on a CPU, every core can be a device."""
+"""The device mesh, which exists even for a single device; on a CPU, every core can be a device."""
 
 from __future__ import annotations
 

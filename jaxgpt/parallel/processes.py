@@ -151,7 +151,7 @@ class Poll:
         return int(self._answers.popleft())
 
     def forget(self) -> None:
-        """Drop the pending answers; call this after their requests have been fulfilled."""
+        """Drop the pending answers, after their requests have been fulfilled."""
         self._answers.clear()
 
 

@@ -26,7 +26,7 @@ def answer_ids(answer: Generation) -> list[int]:
 
 def sample(lm: LM, prompts: Sequence[Prompt], key: jax.Array | None) -> list[Generation]:
     """Generate an answer to each prompt, at temperature 1; without a key, by greedy decoding."""
-    # Without filters and at temperature 1, tokens are drawn from the probabilities of the loss.
+    # Without filters and at temperature 1, tokens are drawn with the probabilities that the objective computes.
     options: dict[str, Any] = {"temperature": 0.0 if key is None else 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     options |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "overflow": "error"}
 

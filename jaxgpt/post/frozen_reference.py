@@ -50,7 +50,7 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
 
 
 def check_reference(config: Config, model: ModelConfig) -> None:
-    """Raise `UserError` if a reference computes a different function; a teacher only needs the context of the run."""
+    """Raise `UserError` if a reference has a different architecture, or the context of a teacher is too short."""
     if config.post.is_distillation:
         if config.window > model.block_size:
             raise UserError(
@@ -103,7 +103,7 @@ def reference_path(config: Config, run: Run | None = None) -> str:
 def open_reference(config: Config, run: Run) -> FrozenWeights | None:
     """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference.
 
-    Reading it raises `UserError` if its weights differ from the reference in training.
+    Reading the result raises `UserError` if its weights differ from the reference in training.
 
     Args:
         config: settings of the evaluation.

@@ -73,7 +73,7 @@ class RewardResult(NamedTuple):
 
 
 def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
-    """Return the prompts of an evaluation: the validation split; before the last one, up to `train.eval_windows` (0: all)."""
+    """Return the validation prompts; before the last evaluation, only the first `train.eval_windows` (0: all)."""
     assert watch.data is not None, "the data of the run"
     assert isinstance(watch.data.val, PromptSplit)
     prompts = watch.data.val.prompts

@@ -22,7 +22,7 @@ def dpo_loss(margin_B: jax.Array, beta: float, label_smoothing: float = 0.0) -> 
 
 
 def robust_loss(margin_B: jax.Array, beta: float, label_smoothing: float = 0.0) -> jax.Array:
-    """Compute the unbiased DPO loss of each pair, `[B]`: its mean over swapped pairs is the DPO loss without swaps.
+    """Compute the unbiased DPO loss of each pair, `[B]`: its expectation over swaps is the DPO loss without swaps.
 
     `(-(1 - e) log sigmoid(beta m) + e log sigmoid(-beta m)) / (1 - 2 e)` (Chowdhury et al. 2024). Arguments as for `dpo_loss`,
     with e below 0.5.

@@ -81,7 +81,7 @@ def teacher_of(config: Config) -> ModelConfig:
     """Return the architecture of the teacher of a plan, `post.reference`: a run, a preset or a published architecture.
 
     Raises:
-        UserError: if it is unknown, has a different vocabulary, or a shorter context than the run.
+        UserError: if the teacher is unknown, has a different vocabulary, or has a shorter context than the run.
     """
     name = config.post.reference
     path, _ = parse_checkpoint(name)

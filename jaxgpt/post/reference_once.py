@@ -43,12 +43,12 @@ class PairFeed(DataFeed):
 class ReferenceOnce(FeedOfSettings):
     """The build, feed and evaluator of a run that computes the log probabilities of its reference before training.
 
-    `build` reads the reference onto the devices. The value itself is the feed (`Start.feed`): a call computes the log
-    probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With adapters,
-    the reference is their base, which training keeps.
+    `build` reads the reference onto the devices. The object itself is the feed (`Start.feed`): a call computes the log
+    probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With
+    adapters, the reference is their base, which training keeps.
 
     Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run has the same bits. After a
-    signal, the run stops at the next microbatch, and a resumed run computes all of them.
+    signal, the run stops at the next microbatch, and a resumed run computes all microbatches again.
 
     Args:
         build: function from a config to a program, `post.start.build_program`.
@@ -119,9 +119,9 @@ def held_out_starts(val: Split, config: Config) -> np.ndarray:
 def used_microbatches(batches: Batches, config: Config, last: Info | None, rows: int) -> list[np.ndarray]:
     """Return the starts of the rows of training, in microbatches of `rows`.
 
-    The microbatches have the pairs in the order of their first use since step 0, which a resume does not change. If it changes
-    the batch size or the mixture, the order begins at the checkpoint. Microbatches that no step after the checkpoint uses are
-    omitted.
+    The microbatches have the pairs in the order of their first use since step 0, which a resume does not change. If the
+    resume changes the batch size or the mixture, the order begins at the checkpoint. Microbatches that no step after
+    the checkpoint uses are omitted.
 
     Args:
         batches: batches of the run.

@@ -22,7 +22,8 @@ Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], S
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the dash of typeset texts
 # Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
-# A sign follows no letter, digit or bracket: "10-7", "covid-19". Commas are between groups of three digits.
+# A sign after a letter, digit or bracket is not part of the number, as in "10-7" and "covid-19". Commas are accepted
+# only between groups of three digits.
 NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
 )

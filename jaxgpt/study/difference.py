@@ -14,8 +14,8 @@ d[s, w] of seed s in window w has a component of the seed, a component of the wi
     variance of the mean = V_seeds + V_windows - V_rest
 
 V_seeds is the variance of the means of the seeds, divided by the number of seeds; V_windows is the variance of the means of
-the windows, divided by the number of windows. Both include V_rest, the variance of the remainder, divided by the numbers of
-seeds and windows.
+the windows, divided by the number of windows. Both include V_rest, the variance of the remainder, divided by the number
+of seeds times the number of windows.
 
 Sources: Student, "The Probable Error of a Mean", 1908; B. L. Welch, "The Generalization of 'Student's' Problem when Several
 Different Population Variances are Involved", 1947; F. E. Satterthwaite, "An Approximate Distribution of Estimates of Variance
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
         freedom: degrees of freedom of `stderr`; NaN if `stderr` is NaN.
         pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
         windows: number of validation windows shared by all compared runs; 0: unknown.
-        window_stderr: standard error over these windows for the compared models, without other seeds.
+        window_stderr: standard error over these windows for the compared models, without the variation between seeds.
         window_variance: variance over the choice of the windows in addition to `stderr` squared, V_windows - V_rest.
     """
 

@@ -68,7 +68,7 @@ class Observer:
     def __init__(self, edits: Edits = (), taps: Taps = ()) -> None:
         self.edits = edits
         self.taps = taps
-        self._taken = OrderedDict[str, jax.Array]()  # jit keeps its order
+        self._taken = OrderedDict[str, jax.Array]()  # jit keeps the order of an OrderedDict
         self._seen: list[str] = []
 
     def __eq__(self, other: object) -> bool:

@@ -106,7 +106,7 @@ def _by_settings(prompts: Sequence[GenerationRequest]) -> list[tuple[AnswerSetti
     """Return each distinct value of the settings and the indices of its prompts."""
     groups: list[tuple[AnswerSettings, list[int]]] = []
     for n, prompt in enumerate(prompts):
-        for settings, members in groups:  # few: the settings are not hashable
+        for settings, members in groups:  # a linear search: settings are not hashable, and there are few
             if settings == prompt.settings:
                 members.append(n)
                 break
@@ -160,7 +160,7 @@ class _VisibleText:
         return self._tokenizer.decode([i for i in ids if i not in self._hidden])
 
     def settled(self, ids: list[int]) -> list[int]:
-        """Return the first ids, with a text that further ids cannot change."""
+        """Return a prefix of the ids with a text that further ids cannot change."""
         return self._tokenizer.settled(ids)
 
     def ids_of(self, stop: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Checks of the definitions of tasks: each task is defined once, and is one that a model of text can do."""
+"""Checks of task definitions: each task is defined once, and needs only a text model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILES = (".yaml", ".yml")  # endings of files of tasks
 
 
 def check_kind(name: str, task: Any) -> None:
-    """Raise `UserError` for a task that a model of text cannot do, or that runs generated programs.
+    """Raise `UserError` for a task that needs images or audio, or runs generated programs.
 
     Tasks of the harness mark themselves with these attributes.
     """

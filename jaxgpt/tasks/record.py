@@ -28,7 +28,7 @@ class TaskResult:
         higher_is_better: whether a higher value is better; None: unknown.
         samples: number of evaluated samples.
         of: number of samples of the task; 0: unknown, as for groups.
-        shots: number of examples in each prompt; None: it differs within a group.
+        shots: number of examples in each prompt; None: different numbers within a group.
         task_version: version of the task's definition; "": none.
     """
 
@@ -115,7 +115,7 @@ def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, An
 
     Raises:
         UserError: if the file is damaged.
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     entries = _entries(run)
     new = [asdict(result) | dict(facts) for result in results]
