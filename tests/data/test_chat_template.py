@@ -212,6 +212,13 @@ def test_the_template_decides_about_roles_tools_and_calls() -> None:
     assert rendered.text == 'f;developer:ab;assistant:{"x": "<é>"};tool:1;'
 
 
+@pytest.mark.parametrize("source", [CHATML, "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"])
+def test_a_call_without_content_names_tools_if_the_template_reads_its_content(source: str) -> None:
+    call = {"role": "assistant", "tool_calls": [CALL]}
+    with pytest.raises(UserError, match="content of message 2, which has only tool_calls; use a template that supports tools"):
+        ChatTemplate(source, VARIABLES).render([{"role": "user", "content": "Hi"}, call])
+
+
 def test_a_value_of_a_key_that_is_given_twice_is_not_printed() -> None:
     message = {"role": "user", "content": "Hi", "name": Twice()}
     assert ChatTemplate("{{ messages[0].content }}").render([message]).text == "Hi"

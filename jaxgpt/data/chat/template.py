@@ -132,7 +132,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # any exception of a template
-            raise UserError(f"the chat template cannot render these messages: {str(e) or type(e).__name__}") from None
+            problem = _why_not_rendered(e, variables["messages"])
+            raise UserError(f"the chat template cannot render these messages: {problem}") from None
 
         # Remove the marks: every second part is the text of a `{% generation %}`.
         text = ""
@@ -176,6 +177,19 @@ class ChatTemplate:
     @cached_property
     def _environment(self) -> ImmutableSandboxedEnvironment:
         return sandbox(self.date)
+
+
+def _why_not_rendered(error: Exception, messages: Sequence[Message]) -> str:
+    """Return why a template failed: its own words, or that it reads the content of a message that has only calls."""
+    needs_content = isinstance(error, jinja2.UndefinedError) and "'content'" in str(error)
+    if needs_content:
+        for number, message in enumerate(messages, 1):
+            if "content" not in message:  # a message with `tool_calls` (`check_messages`)
+                return (
+                    f"it reads the content of message {number}, which has only tool_calls; use a template that supports "
+                    f"tools, or write the calls as text in the content"
+                )
+    return str(error) or type(error).__name__
 
 
 def for_templates(message: Message) -> dict[str, Any]:
