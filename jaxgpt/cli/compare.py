@@ -56,17 +56,17 @@ def seed_groups(runs: Mapping[str, RecordedRun]) -> list[SeedGroup]:
         UserError: if a run has not finished, or has a different objective or evaluation than the first run; or if its
             record of the validation windows is damaged.
     """
-    from jaxgpt.study.seeds import final_loss, group_runs
-    from jaxgpt.trainer.metrics import comparable_evaluations
+    from jaxgpt.study.seeds import final_evaluation, group_runs
     from jaxgpt.trainer.windows import read_windows
 
     losses = {}
     last_evaluations = {}
     windows: dict[str, WindowLosses] = {}
     for name, run in runs.items():
-        losses[name] = final_loss(name, run.lines, run.settings["train.steps"])
-        last_evaluations[name] = comparable_evaluations(run.lines)[-1]
-        found = read_windows(run.path, last_evaluations[name])
+        evaluation = final_evaluation(name, run.lines, run.settings["train.steps"])
+        losses[name] = float(evaluation["val_loss"])
+        last_evaluations[name] = evaluation
+        found = read_windows(run.path, evaluation)
         if found is not None:
             windows[name] = found
 

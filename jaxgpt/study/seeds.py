@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.metrics import comparable_evaluations, how_ended
+from jaxgpt.trainer.metrics import evaluations, how_ended
 from jaxgpt.trainer.windows import WindowLosses
 
 NOT_COMPARED = ("train.seed", "preset")  # settings that may differ within a group
@@ -53,20 +53,22 @@ def standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def final_loss(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> float:
-    """Return the last validation loss of a finished run.
+def final_evaluation(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> Mapping[str, Any]:
+    """Return the line of metrics.jsonl with the last validation loss of a finished run.
+
+    A run that `train.patience` ended has no evaluation of the complete split, unless it was extended after such an evaluation.
 
     Raises:
         UserError: if the run has no validation loss, or has not finished.
     """
-    evaluations = comparable_evaluations(lines)
-    if not evaluations:
+    evaluated = evaluations(lines)
+    if not evaluated:
         raise UserError(f"{name} has no validation loss: train it to an evaluation, or omit it")
-    last = evaluations[-1]
+    last = evaluated[-1]
     end = lines[-1]["step"] if how_ended(lines, steps) == "finished" else steps  # train.patience may end a run earlier
     if last["step"] != end:
         raise UserError(f"{name} was evaluated last at step {last['step']} of {steps}: resume it, or omit it")
-    return float(last["val_loss"])
+    return last
 
 
 def group_runs(

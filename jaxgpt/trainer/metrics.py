@@ -124,13 +124,18 @@ def how_ended(lines: Sequence[Mapping[str, Any]], steps: int) -> str:
     return "finished" if is_complete else ""
 
 
+def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines with a validation loss."""
+    return [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
+
+
 def comparable_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the lines with a validation loss that are comparable with each other.
 
     Comparable evaluations have the same validation data as the last evaluation: a resumed run may have changed its mixture.
     They also have the largest number of windows: with `train.eval_windows`, evaluations before the last use fewer windows.
     """
-    evaluated = [line for line in lines if isinstance(line.get("val_loss"), (int, float))]
+    evaluated = evaluations(lines)
     data = evaluated[-1].get("val_data") if evaluated else None
     same = [line for line in evaluated if line.get("val_data") == data]
     most = max((line.get("val_windows", 0) for line in same), default=0)

@@ -215,7 +215,9 @@ def test_the_template_decides_about_roles_tools_and_calls() -> None:
 @pytest.mark.parametrize("source", [CHATML, "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"])
 def test_a_call_without_content_names_tools_if_the_template_reads_its_content(source: str) -> None:
     call = {"role": "assistant", "tool_calls": [CALL]}
-    with pytest.raises(UserError, match="content of message 2, which has only tool_calls; use a template that supports tools"):
+    with pytest.raises(
+        UserError, match="content of message 2, which has only tool_calls; use a template that supports tools"
+    ):
         ChatTemplate(source, VARIABLES).render([{"role": "user", "content": "Hi"}, call])
 
 

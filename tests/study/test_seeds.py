@@ -21,7 +21,7 @@ from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.difference import MOST_SEEDS, difference
-from jaxgpt.study.seeds import SeedGroup, final_loss, group_runs, standard_error
+from jaxgpt.study.seeds import SeedGroup, final_evaluation, group_runs, standard_error
 from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
 
@@ -236,12 +236,23 @@ def test_runs_are_grouped_by_all_settings_but_the_seed() -> None:
 def test_the_last_loss_of_an_unfinished_run_is_not_its_final_loss() -> None:
     lines = [{"step": 5, "val_loss": 2.0}, {"step": 7, "ended": "stopped"}]
     with pytest.raises(UserError, match=r"a was evaluated last at step 5 of 10: resume it, or omit it"):
-        final_loss("a", lines, 10)
-    assert final_loss("a", [lines[0], {"step": 5, "ended": "finished"}], 10) == 2.0, "it ended by train.patience"
+        final_evaluation("a", lines, 10)
+    assert final_evaluation("a", [lines[0], {"step": 5, "ended": "finished"}], 10) == lines[0], (
+        "it ended by train.patience"
+    )
     with pytest.raises(UserError, match=r"a was evaluated last at step 5 of 10"):
-        final_loss("a", [lines[0], {"step": 10, "ended": "finished"}], 10)  # the line of the last evaluation is damaged
+        final_evaluation(
+            "a", [lines[0], {"step": 10, "ended": "finished"}], 10
+        )  # the line of the last evaluation is damaged
     with pytest.raises(UserError, match="a has no validation loss"):
-        final_loss("a", lines[1:], 10)
+        final_evaluation("a", lines[1:], 10)
+
+
+def test_the_final_loss_of_an_extended_run_is_its_last_even_if_an_earlier_one_has_more_windows() -> None:
+    """The run was extended after the evaluation of the complete split, and ended by `train.patience`."""
+    complete = {"step": 4, "val_loss": 2.0, "val_windows": 9}
+    last = {"step": 6, "val_loss": 2.1, "val_windows": 3}
+    assert final_evaluation("a", [complete, last, {"step": 6, "ended": "finished"}], 10) == last
 
 
 LINE = {"step": 8, "val_loss": 1.5}
