@@ -70,8 +70,12 @@ def batches_of(
 ) -> Iterator[Iterator[tuple[range, Ready]]]:
     """Yield an iterator of the calls and their batches, which are prepared in a thread unless they read the state.
 
-    `wait` waits for the batches of a call, but may return earlier; the first use of the batches then blocks.
+    If the feed was interrupted by a signal, there are no calls. `wait` waits for the batches of a call, but may return
+    earlier; the first use of the batches then blocks.
     """
+    if feed.interrupted:
+        yield iter(())
+        return
 
     def put(steps: range, state: TrainState | None = None) -> Any:
         return program.put_batches(feed.at(steps, state)) if steps else None

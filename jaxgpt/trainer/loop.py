@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jaxgpt.checkpoint.run import Run, write_settings
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
@@ -18,14 +18,14 @@ from jaxgpt.trainer.failures import failures
 from jaxgpt.trainer.feed import batches_of
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import Monitor, monitored
-from jaxgpt.trainer.opening import newest_checkpoint, opened_run
+from jaxgpt.trainer.opening import newest_checkpoint, opened_run, replace_settings
 from jaxgpt.trainer.phases import with_mixtures
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import Recorder
 from jaxgpt.trainer.run_data import check_data, read_data, with_data_facts
 from jaxgpt.trainer.run_evaluation import Evaluate
 from jaxgpt.trainer.saving import Checkpoints, RunRequest
-from jaxgpt.trainer.start import Start, check_directory
+from jaxgpt.trainer.start import Start
 from jaxgpt.trainer.weights import InitialWeights, open_weights, starting_state
 
 
@@ -60,7 +60,6 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
     # Settings, and the checkpoint to continue from.
     config = same_on_all(lambda: start.config, lambda _: start.facts())
-    on_leader(lambda: check_directory(start))
     resumed_from = newest_checkpoint(start, listener.note)
     first_step = resumed_from.step if resumed_from else 0
     config = with_mixtures(config, resumed_from)
@@ -74,29 +73,23 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     listener.opened(program, data, first_step)
     about = weights.about() | {"given": start.given_parts(program)}
 
-    with (
-        opened_run(start, program, data, resumed_from, about, listener.note) as run,
-        guarded(run, program, listener) as monitor,
-    ):
+    opened = opened_run(start, program, data, resumed_from, about, listener.note)
+    with opened as run, guarded(run, program, listener) as monitor:
         # State, while the step is compiled. A resumed run keeps its settings on disk until the step has been compiled.
         listeners = Listeners(monitor, listener)
         listeners.started(program, data, run, first_step)
         monitor.stage("preparing batches")
         feed = start.feed(program, data, resumed_from)
-        if feed.interrupted:  # by a signal
-            until = first_step
         with compiling(program, feed, listeners) as compiled:
             state = starting_state(program, run, resumed_from, weights)
-        if start.resumed is not None:
-            on_leader(lambda: write_settings(run, program.config, data.tokenizer))
+        replace_settings(start, run, program, data)
 
-        # Metrics, checkpoints and evaluations.
+        # Metrics, checkpoints, evaluations and calls.
         saver = Saver(run.checkpoints, config.train, Tolerant(listeners).note)
         record = Recorder(program, MetricsFile(run.metrics, resumed_from), listeners, resumed_from)
         checkpoints = Checkpoints(record, saver, data, resumed_from, about)
         evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)
         record.started(resumed_from)
-
         plan = plan_calls(resumed_from, until, config.train, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
         room = room_for_temporaries(program.mesh, compiled.result())

@@ -16,7 +16,7 @@ from jaxgpt.checkpoint.match import name_difference
 from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.checkpoint.paths import check_backslash, other_files
 from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replaced_run
-from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.checkpoint.run import Run, open_run, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import stored_weights
 from jaxgpt.config import changes
@@ -30,17 +30,18 @@ from jaxgpt.trainer.given import changed_ranking, check_given
 from jaxgpt.trainer.phases import changed_sources
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.resume import check_resume
-from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.start import Start, check_directory
 
 
 def newest_checkpoint(start: Start, note: Callable[[str], None]) -> Info | None:
-    """Return the newest intact checkpoint of the run to resume; None: train from step 0.
+    """Check the directory of a run (`check_directory`); return the newest intact checkpoint to resume from, or None: step 0.
 
     Process 0 renames newer, damaged checkpoints, and reports them with `note`.
 
     Raises:
-        UserError: if the run is locked by another process, or all its checkpoints are damaged.
+        UserError: if the directory cannot be used, the run is locked by another process, or all its checkpoints are damaged.
     """
+    on_leader(lambda: check_directory(start))
     run = start.resumed
     if run is None:
         return None
@@ -82,6 +83,12 @@ def opened_run(
         if resumed is not None:
             on_leader(lambda: check_storage(run, program, note))
         yield run
+
+
+def replace_settings(start: Start, run: Run, program: Program, data: Data) -> None:
+    """Write the settings of a resumed run, which may have changed. A new run has been created with its settings."""
+    if start.resumed is not None:
+        on_leader(lambda: write_settings(run, program.config, data.tokenizer))
 
 
 def check_target(start: Start, program: Program, note: Callable[[str], None]) -> None:

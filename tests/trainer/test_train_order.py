@@ -165,7 +165,6 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "batches_of": batches_of,
         "compiling": lambda *_: nullcontext(SimpleNamespace(result=lambda: "compiled step")),
         "room_for_temporaries": room_for_temporaries,
-        "check_directory": lambda start: None,
         "newest_checkpoint": lambda start, note: case.last,
         "opened_run": opened_run,
         "with_data_facts": lambda config, data, last: config,
