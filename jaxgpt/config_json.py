@@ -38,8 +38,8 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
 def _with_bos(values: Any) -> Any:
     """Add `data.bos` to the settings of a run of jaxgpt 0.1.0, which trained on texts without a beginning-of-text token.
 
-    Preference pairs had the token, and imported runs have no data, so `auto` is right for both. A file without all sections
-    was not written by jaxgpt.
+    Preference pairs had the token, and imported runs have no data, so `auto` is right for both. A file that lacks a section of
+    0.1.0 was not written by 0.1.0 and is unchanged.
     """
     if not isinstance(values, Mapping) or not values.keys() >= SECTIONS_OF_0_1_0:
         return values

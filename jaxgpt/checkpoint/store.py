@@ -31,7 +31,7 @@ IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to
 
 
 def import_orbax() -> Any:
-    """Import Orbax, which is slow, and hide its logs of errors that it also raises."""
+    """Import Orbax on first use, because it takes long. Silence its logger (`absl`), which repeats errors that Orbax raises."""
     from orbax.checkpoint import v1
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)

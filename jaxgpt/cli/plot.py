@@ -123,7 +123,8 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
 def still_trains(run: Run, lines: Lines) -> bool:
     """Return whether a process trains the run.
 
-    If the last process was on a different host, the run trains until the last line of its metrics records an end.
+    If the last process was on a different host, the run is assumed to train unless the last line of its metrics records an
+    end. A killed process records no end.
     """
     from jaxgpt.trainer.metrics import how_ended
 

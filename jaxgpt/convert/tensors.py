@@ -169,7 +169,7 @@ def complete_leaves(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each leaf, as views where possible; `read` returns a row's tensor.
 
-    A stack with a tensor for each matrix is complete after its last row.
+    If each matrix of a stack is a separate tensor, the stack follows the row of its last matrix; these rows must be in order.
     """
     stacks: dict[str, np.ndarray] = {}
     for row in rows:

@@ -57,7 +57,7 @@ def buffer_sizes(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: 
 
 
 def left_pad(prompts: Sequence[Sequence[int]], limits: Sequence[int], ways: int = 1) -> tuple[TokenBuffer, int]:
-    """Stack prompts, padded on the left; further rows are empty. Return the buffer and the slots for the whole text."""
+    """Stack prompts, padded on the left; further rows are empty. Return the buffer and the slots of a complete row."""
     sizes = buffer_sizes(prompts, limits, ways)
     P = sizes.prompt
     ids_BP = np.full((sizes.rows, P), NO_TOKEN, np.int32)

@@ -133,8 +133,8 @@ def bias_loss(bias_E: jax.Array, load_BE: jax.Array) -> jax.Array:
     """Return zeros `[B]`; their gradient with respect to the bias is the load error of each expert, `load_e - 1 / E`.
 
     Like every gradient, load errors are summed over rows, weighted by their numbers of targets, and over microbatches and
-    devices. An optimizer that follows the sign of the gradient lowers the bias of an expert with too many tokens: the
-    update of DeepSeek-V3, section 2.1.2.
+    devices. The optimizer subtracts a multiple of the gradient's sign (`router_bias_rate`): the bias of an overloaded
+    expert decreases, and the bias of an underloaded expert increases (DeepSeek-V3, section 2.1.2).
     """
     # A row of padding has the load 0 and the error -1 / E, but no targets, so its weight is 0.
     error_BE = load_BE - 1 / len(bias_E)

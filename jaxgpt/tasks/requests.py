@@ -1,4 +1,4 @@
-"""Requests of tasks for log probabilities: of choices and of complete texts.
+"""Compute the log probabilities that tasks request: of each choice, and of complete texts.
 
 The definitions are the same as in lm-evaluation-harness for causal models; this module does not import the harness.
 """

@@ -59,7 +59,7 @@ def _may_continue(old: DataConfig, new: DataConfig) -> bool:
 
 
 def _kind_of(path: str) -> tuple[bool, bool]:
-    """Return whether a path is given, and whether its suffix means records; the path may be missing."""
+    """Return whether a path is given, and whether its suffix is the suffix of a records file; the file need not exist."""
     return bool(path), Path(path).suffix.lower() in RECORDS
 
 

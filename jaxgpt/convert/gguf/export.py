@@ -33,7 +33,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
     Args:
         run: run to convert.
         target: a new path; the file is created atomically, after reading it back and comparing the logits.
-        kind: type of the matrices, one of `gguf_writer.TYPES`; vectors and routers are float32.
+        kind: type of the matrices, one of `gguf.writer.TYPES`; vectors and routers are float32.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:

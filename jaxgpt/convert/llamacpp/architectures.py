@@ -46,7 +46,7 @@ class Architecture(NamedTuple):
         reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.
         rotates_part: whether RoPE may rotate fewer channels than a head has.
         scales_queries: whether its graph divides the scores by a different number than the family (`_query_factor`).
-        more_keys: metadata keys besides `llamacpp_metadata.KEYS`, in the same form.
+        more_keys: metadata keys besides `llamacpp.metadata.KEYS`, in the same form.
     """
 
     name: str

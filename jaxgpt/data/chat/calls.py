@@ -1,6 +1,6 @@
 """Calls of functions in messages: convert the forms in data sets to a single form, and list the names of functions.
 
-The form matches OpenAI's `tool_calls`. The descriptions of the functions are the `tools` of a conversation (`chat_records`).
+The form matches OpenAI's `tool_calls`. The descriptions of the functions are the `tools` of a conversation (`chat.records`).
 """
 
 from __future__ import annotations

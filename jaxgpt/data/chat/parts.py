@@ -1,6 +1,6 @@
 """Parts of a conversation: locate the assistant's answers by rendering each of them as the last message.
 
-The text of an answer is the text that rendering one more message adds to the prompt. `chat_marked` locates answers that a
+The text of an answer is the text that rendering one more message adds to the prompt. `chat.marked` locates answers that a
 template marks.
 """
 

@@ -7,7 +7,7 @@ The suffix determines the format:
 .parquet         one document per row; also any file that begins and ends as Parquet files do
 other            one document of UTF-8 text, or several with a separator
 
-Text and JSON may be compressed (`compressed_files.compression`).
+Text and JSON may be compressed (`files.compressed.compression`).
 """
 
 from __future__ import annotations

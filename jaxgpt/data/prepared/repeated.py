@@ -110,7 +110,8 @@ def _is_plain_version(plain: Path, path: Path, before: str, without_version: str
     Args:
         plain: file without a version in its name.
         path: file with a version in its name.
-        before: the name of `path` before the version, without separators; empty: the version is first, so no file matches.
+        before: the part of the name of `path` before the version, without trailing separators; empty: the name begins with
+            the version, so no file matches.
         without_version: the name of `path` without the version.
     """
     if not before or not plain.name.startswith(before):

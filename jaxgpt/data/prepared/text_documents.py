@@ -95,7 +95,7 @@ def document_identities(path: Path, suffix: str, separator: str) -> Iterator[byt
 
     Args:
         path: the file.
-        suffix: compression of the file, from `compressed_files.compression`.
+        suffix: compression of the file, from `files.compressed.compression`.
         separator: text between documents; empty: the file is one document.
     """
     digest = hashlib.sha256()
