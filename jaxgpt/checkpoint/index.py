@@ -106,7 +106,7 @@ def info_of(run: Run, which: str) -> Info:
 
 
 def _check_deleted(directory: Path, step: int) -> None:
-    """Raise `UserError` if a checkpoint is still listed, but is not a directory: resolving it again would not end."""
+    """Raise `UserError` if a checkpoint is listed, but is not a directory: callers would resolve it again forever."""
     if step in saved_steps(directory):
         raise UserError(f"cannot read {directory / str(step)}: it is listed, but is not a directory")
 

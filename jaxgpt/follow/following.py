@@ -130,7 +130,7 @@ class _Follower:
             time.sleep(self.poll)
 
     def _send_new(self, tail: Tail) -> None:
-        """Send the new rows, `at_once` at a time."""
+        """Send the new rows, up to `Tracker.at_once` rows per call."""
         rows = list[Row]()
         for row in self._new_rows(tail):
             rows.append(row)
@@ -204,7 +204,7 @@ class _Follower:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn an exception of the tracker into one line."""
+        """Convert an exception of the tracker to a one-line `TrainingFailed`."""
         try:
             yield
         except UserError:

@@ -86,7 +86,7 @@ class _FollowProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; raise `OSError` if this is not possible."""
+        """Start the process; raise `OSError` if the process cannot be started."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._process = start_detached(self._command, self.log)
 

@@ -107,7 +107,7 @@ class Wandb:
         self.run.define_metric("*", step_metric="step")
         if self.run.offline or not mark:
             return None
-        return int(self.run.starting_step) - 1  # the last step on the server
+        return int(self.run.starting_step) - 1  # `Row.order` of the last row on the server
 
     def send(self, rows: Sequence[Row]) -> str:
         for row in rows:

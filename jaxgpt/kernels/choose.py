@@ -47,7 +47,7 @@ XLA = AttentionKernel("xla", attend)
 
 
 class Target(NamedTuple):
-    """A kind of device that need not exist here, such as `jaxgpt.plan.topology.parse_topology("v5e:2x4").target`.
+    """A kind of device, which need not be present, such as `jaxgpt.plan.topology.parse_topology("v5e:2x4").target`.
 
     Attributes:
         platform: cpu, gpu or tpu.

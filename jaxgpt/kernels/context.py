@@ -26,10 +26,10 @@ MOST_GATHERED = 2**17  # maximum window with gathered keys, in tokens (compiled 
 
 
 class Halos(NamedTuple):
-    """The layers with a sliding window in which a device receives only the keys before its own tokens, its halo.
+    """The halos of a model: in layers with a sliding window, a device receives only the keys before its own tokens.
 
     Attributes:
-        tokens: number of keys in the halos of a device; 0: it receives the keys of all devices.
+        tokens: number of keys in the halos of a device; 0: no halos, so the device receives the keys of all devices.
         layers: number of layers with a halo.
         in_all_layers: whether each device needs only keys of the previous device, in all layers. The tokens of a device are
             then consecutive; otherwise, they are in balanced order.

@@ -97,7 +97,7 @@ def by_groups(pairs: Pairs, weights: ExpertWeights, activate: Activation, first:
     order_X = jnp.argsort(expert_X, stable=True)
     size_E = jnp.bincount(expert_X, length=E).astype(jnp.int32)
 
-    # Rows without a group have undefined products and gradients; the masks keep them from the tokens.
+    # Rows without a group have undefined products and gradients; the masks replace both with 0.
     x_XD = jnp.where(own_X[order_X][:, None], pairs.x_BTD.reshape(-1, D)[order_X // A], 0)
     y_XD = mlp_of_rows(x_XD, weights, activate, lambda x, w: jax.lax.ragged_dot(x, w, size_E))
 

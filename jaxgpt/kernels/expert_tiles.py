@@ -124,7 +124,7 @@ def _layout(expert_X: Array, own_X: Array, E: int, n: int, t: int) -> _Layout:
         n: number of tiles.
         t: rows of a tile.
     """
-    # Each expert has as many consecutive tiles as its pairs need.
+    # The tiles of an expert are consecutive, and as few as its pairs fit into.
     size_E = jnp.bincount(expert_X, length=E)
     tiles_E = -(-size_E // t)
     first_tile_E = jnp.cumsum(tiles_E) - tiles_E

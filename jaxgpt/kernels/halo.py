@@ -50,9 +50,9 @@ def balanced_order(tokens: int, devices: int) -> np.ndarray:
 
 
 def halo_size(window: int, tokens: int) -> int:
-    """Return how many tokens before a chunk the queries of the chunk attend to.
+    """Return the number of tokens before a chunk that its queries attend to.
 
-    The number is rounded up to whole vectors of a TPU, but not above `tokens`.
+    The number is rounded up to a multiple of `LANES`, but not above `tokens`.
 
     Args:
         window: sliding window in tokens; 0: no limit.

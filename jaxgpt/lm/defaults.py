@@ -12,7 +12,7 @@ from jaxgpt.directories import GENERATION_CONFIG
 from jaxgpt.errors import UserError, short_repr
 
 NAMES = tuple(field.name for field in fields(SamplingParams))
-# Unsupported transformers settings that change or end the sampled tokens, with the values that have no effect.
+# Unsupported transformers settings that change the sampled tokens or end the text, with their values without effect.
 NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),

@@ -168,10 +168,10 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _kept_tokens(reusable: int, needed: int) -> int:
-    """Return how many of the reusable tokens `resume` keeps to cache `needed` tokens; it reads the others again.
+    """Return the number of `reusable` cached tokens that `resume` keeps; it reads the remainder of the `needed` tokens.
 
-    Reading some tokens again rounds the size of the last chunk up to a power of two. The result is negative if fewer tokens
-    are reusable.
+    Reading some tokens again rounds the size of the last chunk up to a power of two. The result is negative if rounding
+    up takes more tokens than are reusable.
     """
     last_chunk = (needed - reusable) % CHUNK
     if last_chunk == 0:

@@ -61,7 +61,7 @@ def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
 
 
 def settled(lm: LM, out: T) -> T:
-    """Block on a result on a mesh of several CPU devices, as in `block_on_cpu_mesh`."""
+    """Return a result; on a mesh of several CPU devices, first block on it, as in `block_on_cpu_mesh`."""
     mesh = mesh_of(lm)
     return out if mesh is None else block_on_cpu_mesh(mesh, out)
 

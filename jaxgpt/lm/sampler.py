@@ -32,7 +32,7 @@ def sampler_of(
 class OnlyIds:
     """A filter that removes ids from the vocabulary; equal filters share compiled programs."""
 
-    kept: bytes  # one byte per id, 0 for a removed id; empty: keep all. Unlike an array, bytes are hashable.
+    kept: bytes  # one byte per id, 0: removed; empty: keep all ids. Bytes are hashable, unlike arrays.
     __name__ = "ids with text"  # for `filter_name`
 
     def __call__(self, logits: jax.Array, text: TokenBuffer | None = None) -> jax.Array:

@@ -181,7 +181,7 @@ class GPT(Module):
         c = self.config
         T = tokens_BT.shape[1]
         if c.positions == "learned" and c.block_size < T:  # an error instead of NaN from an out-of-range lookup
-            raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
+            raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size): pass fewer")
         x_BTD = self.embed(tokens_BT)
         if positions is None:
             positions = row_positions(T)

@@ -90,7 +90,7 @@ def _merge_matrix(name: str, w: jax.Array, a: jax.Array, b: jax.Array, alpha: fl
 
 def matrices(params: Any) -> list[str]:
     """List the names of the matrices that adapters can change."""
-    found = dict[str, None]()  # keys in order, each once
+    found = dict[str, None]()  # an ordered set
     for path in flatten_params(params):
         *_, module, leaf = path.split("/")
         if leaf == "kernel":
@@ -160,7 +160,7 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
     """Initialize the adapter of matrices, or stacks of matrices, with the same inputs."""
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
 
-    # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal lengths, but their names differ.
+    # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal widths, but different axis names.
     inputs = set()
     for name, kernel in kernels.items():
         axes = kernel.names if isinstance(kernel, nn.Partitioned) else ()

@@ -37,7 +37,9 @@ class Module(nn.Module):
             return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)
         given: Any = nn.unbox(self.get_variable("params", name))  # not `param`, which rejects stored weights
         if given.shape != shape:
-            raise ValueError(f"{self._path_of(name)} has shape {given.shape}; expected {shape}")
+            raise ValueError(
+                f"{self._path_of(name)} has shape {given.shape}; expected {shape}: pass weights for this config"
+            )
         return jnp.asarray(given) if isinstance(given, np.ndarray) else given
 
     # No `nowrap` here: the scope `named` marks the operations of an edit in compiled programs.

@@ -61,7 +61,7 @@ class Weight(NamedTuple):
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
-# A config determines the weights of a model. For a subclass of GPT with other weights, pass the model itself.
+# A config determines the weights of GPT. For a subclass with different weights, pass the model itself.
 Model = ModelConfig | GPT
 
 
@@ -111,7 +111,7 @@ def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     if isinstance(model, ModelConfig) and not model.vocab_size:
-        model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the size
+        model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the vocabulary size
     if name.startswith(f"{STACKED}/"):  # all blocks have the same weights
         name = f"{layer_name(0)}/{name.removeprefix(f'{STACKED}/')}"
     return weights(model).get(name)

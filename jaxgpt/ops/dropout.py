@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero elements with probability `rate`, and divide the others by `1 - rate`; no key: return x.
+    """Zero elements with probability `rate`, and divide the others by `1 - rate`; without a key, return x.
 
     Source: Srivastava et al. 2014.
     """

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 @runtime_checkable
 class StoredWeight(Protocol):
-    """A weight in a different representation than an array, such as `kernels.stored.Stored`; arrays match too."""
+    """The protocol of weights that need not be arrays, such as `kernels.stored.Stored`; arrays satisfy it too."""
 
     def astype(self, dtype: Any) -> Any:
         """Return the weight for products in a dtype."""

@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Functions by name. Overwriting or deleting an entry clears JAX's caches, which key programs by name."""
+    """Functions by name. Changing or deleting an entry clears JAX's caches, because programs are cached by name."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

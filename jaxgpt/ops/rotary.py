@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2], of R rotated channels
+Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2], with R rotated channels
 
 
 class Llama3Scaling(NamedTuple):
@@ -99,7 +99,7 @@ def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling | YarnScal
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
-    """Compute the cosine and sine of the angles at each position, float32 `[B, T, R / 2]` each."""
+    """Compute the cosine and sine of `position * frequency`, float32 `[B, T, R / 2]` each."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     position_BT1 = positions_BT.astype(jnp.float32)[..., None]
     angle_BTh = position_BT1 * frequency[None, None, :]

@@ -1,4 +1,4 @@
-"""Published specifications of accelerators: peak rates, memory and bandwidths."""
+"""Published specifications of accelerators: peak FLOP/s, memory and bandwidths."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class CoordinatorBoard:
 
 
 def not_training() -> str:
-    """Return the status of a process that is not judged."""
+    """Return "", the status of a process that is not judged."""
     return ""
 
 
@@ -180,7 +180,7 @@ class Heartbeats:
         self.end(f"{verdict}: {text}" if text else verdict, FAILED)
 
     def _repeat(self, act: Callable[[], None]) -> None:
-        """Call a function `BEATS` times in the time limit, until `stop`."""
+        """Call a function `BEATS` times per time limit, until `stop`."""
         while not self._ended.wait(self.limit / BEATS):
             with suppress(Exception):  # a broken connection counts as silence
                 act()

@@ -61,8 +61,8 @@ def _cpu_devices(mesh: MeshConfig, processes: int, model: ModelConfig | None) ->
         only_data = -1 not in (mesh.fsdp, mesh.tensor)
         if not (is_large and only_data):
             devices = max(devices, cores())
-    if devices > 1024:  # cost: a few threads per device
-        return cores()  # `resolve` then reports how many devices the mesh needs
+    if devices > 1024:  # each device costs a few threads
+        return cores()  # `resolve` then raises an error with the number of devices that the mesh needs
     return devices
 
 

@@ -17,7 +17,7 @@ from jaxgpt.config import MeshConfig, ModelConfig
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 
 AXES = tuple(axis.name for axis in fields(MeshConfig))  # names of the mesh axes, in the order of the settings
-SMALL = 1 << 16  # arrays with fewer elements are replicated if no rule applies to them
+SMALL = 1 << 16  # arrays without logical axes are replicated if they have fewer elements
 
 # Logical axis -> mesh axes.
 # Weights: an axis of width D, except in norms, is sharded over fsdp; heads, MLP and vocabulary over tensor.

@@ -1,4 +1,4 @@
-"""The objective of the settings: a function from a model to its objective, and the form of its batches."""
+"""The objective that `config.post` selects: a function from a model to its objective, and the shapes of its batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def objective_of(config: Config, teacher: ModelConfig | None = None) -> Objectiv
 
 
 def batch_rows(config: Config) -> Any:
-    """Return a batch without rows for the objective of a config, in the form of `parallel.rows.row_spec`."""
+    """Return the `parallel.rows.row_spec` of the batches of a config's objective."""
     if config.post.is_rollout:
         return row_spec(empty_rollout(config))
     pairs: Split = Preferences(())

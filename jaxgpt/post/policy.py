@@ -16,7 +16,7 @@ from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
 
 
 class Variant(NamedTuple):
-    """The parts in which the objectives differ.
+    """The differences between the objectives.
 
     Attributes:
         advantage: argument of `advantages`.

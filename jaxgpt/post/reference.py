@@ -69,7 +69,7 @@ class ReferencedPairs:
 
 
 def no_pairs(split: Split) -> ReferencedPairs:
-    """Return a split of pairs without log probabilities, for the form of its batches."""
+    """Return a split of pairs without log probabilities, from which `row_spec` takes the shapes of batches."""
     return ReferencedPairs(split, np.zeros(0, np.int64), np.zeros((0, 2), np.float32))
 
 
@@ -102,7 +102,8 @@ class MicrobatchLogP:
             if self._is_stopped:
                 return None
             self._progress(self._computed, self._total)
-            full = starts[np.minimum(np.arange(rows), len(starts) - 1)]  # one shape: the last pair is repeated
+            # Repeat the last pair, so that all microbatches have the same shape.
+            full = starts[np.minimum(np.arange(rows), len(starts) - 1)]
             windows = Windows(pairs, full, self._program.config.window)
             log_p_B2 = self._program.call(self._log_p, self._weights, windows)
             log_p.append(np.asarray(log_p_B2)[: len(starts)])

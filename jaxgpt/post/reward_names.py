@@ -77,7 +77,10 @@ def _load(path: Path, function: str) -> Reward:
 
 def _expected(record: Mapping[str, Any], field: str) -> str:
     if field not in record:
-        raise UserError(f"the record has no field {field!r} with the expected answer: {short_repr([*record])}")
+        raise UserError(
+            f"no field {field!r} with the expected answer: the fields are {short_repr([*record])}; add it, or choose a field, "
+            f"as in exact:FIELD"
+        )
     value = record[field]
     if isinstance(value, (bool, list, dict, bytes)):
         raise UserError(f"the field {field!r} with the expected answer must be a text or a number: {short_repr(value)}")

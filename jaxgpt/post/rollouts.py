@@ -31,7 +31,7 @@ from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.feed import Feed
 from jaxgpt.trainer.program import Program
 
-TOLERANCE = 1e-3  # maximum difference in float32, in nats: rounding is below 1e-4
+TOLERANCE = 1e-3  # maximum difference between sampler and training in float32, in nats: rounding is below 1e-4
 
 
 class Rollouts(Feed):

@@ -33,7 +33,7 @@ class Heads(NamedTuple):
 
 
 def heads(lm: LM, ids: Any) -> Heads:
-    """Score the heads on a text or ids `[B, T]`, such as `repeated_tokens`; errors as in `run`."""
+    """Score the heads on a text or ids `[B, T]`, such as the ids of `repeated_tokens`; errors as in `run`."""
     return on_tokens(_heads, lm, ids)
 
 

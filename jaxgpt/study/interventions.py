@@ -23,7 +23,7 @@ from jaxgpt.study.run import run
 from jaxgpt.study.token_ids import as_tokens, on_tokens
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function from logits [B, T, V] to a scalar, such as LogitDifference
-AT_ONCE = 32  # maximum number of edited forward passes in one batch
+AT_ONCE = 32  # maximum number of edited forward passes per batch
 
 
 @dataclass(frozen=True)

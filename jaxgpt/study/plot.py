@@ -166,7 +166,7 @@ def losses(
     curves = {name: Curves.of(lines) for name, lines in runs.items()}
     for name, curve in curves.items():
         if not (curve.has_training or curve.has_validation):
-            raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss")
+            raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no line with a loss; omit this run")
     drawn = DrawnRuns.of(runs)
     horizontals = [RunAxis.of(kind, runs) for kind in (AXES if x == "all" else [x])]
     metrics = [name for name in EXPERT_METRICS if _have(runs, name)]
@@ -241,7 +241,7 @@ def rewards(
     _check_runs(runs, x)
     for name, lines in runs.items():
         if not has_rewards(lines):
-            raise UserError(f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward")
+            raise UserError(f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward; omit this run")
     drawn = DrawnRuns.of(runs)
     horizontal = RunAxis.of("step" if x == "all" else x, runs)
     shown = [panel for panel in REWARD_PANELS if _have(runs, panel.sampled)]

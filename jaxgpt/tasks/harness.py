@@ -16,8 +16,8 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.tasks.answers import answer_prompts, as_prompt
 from jaxgpt.tasks.requests import Continuation, answer_choices, answer_texts, encode, prefix_id
 
-NEW_TOKENS = 256  # the harness' own default for answers
-PLACEHOLDER = "\ue000"  # a character for private use, in place of the content of a message
+NEW_TOKENS = 256  # default `max_gen_toks` of the harness
+PLACEHOLDER = "\ue000"  # a private-use character that replaces the content of a message
 
 
 class TaskModel(TemplateLM):

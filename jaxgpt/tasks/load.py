@@ -111,7 +111,7 @@ class Tasks:
     def _error(self, e: Exception) -> UserError:
         """Return the error for an exception of the harness during an evaluation."""
         names = ", ".join(self.names)
-        if "Sample larger than population" in str(e):  # a message of `random.sample`, which chooses the examples
+        if "Sample larger than population" in str(e):  # from `random.sample`, which chooses the examples
             return UserError(f"{names}: a prompt has more examples than the task has samples: lower --shots")
         return UserError(f"lm-evaluation-harness cannot evaluate {names}: {type(e).__name__}: {one_line(e, 300)}")
 
@@ -260,7 +260,7 @@ def _is_offline() -> bool:
 
 
 def _set_shots(task: Any, shots: int | None) -> None:
-    """Set the number of examples as the harness does: a task that defines 0 keeps 0, and the default is 0."""
+    """Set the number of examples as the harness does: a task that defines 0 keeps 0; the default is 0."""
     defined = task.get_config("num_fewshot")
     if shots is not None and defined != 0:
         task.set_config(key="num_fewshot", value=shots)

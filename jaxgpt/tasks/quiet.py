@@ -63,7 +63,7 @@ def unchanged_random_state() -> Iterator[None]:
 
 @contextmanager
 def silent_loggers() -> Iterator[None]:
-    """Silence the loggers of the harness and its libraries, which also raise exceptions for errors."""
+    """Silence the loggers of the harness and its libraries: their errors also raise exceptions."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
