@@ -40,14 +40,14 @@ class Saver:
         self._note = note
         self._noted = ""  # the last note
         self._executor = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[str] | None = None  # the write in progress; its result is the note of `prune`
+        self._writing: Future[str] | None = None  # the write in progress; its result is the note from `prune`
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._executor.shutdown()
-        if kind is None:  # otherwise, the error in the block has precedence
+        if kind is None:  # otherwise, the exception from the block has precedence
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
@@ -108,7 +108,7 @@ def failed_writes() -> Iterator[None]:
     except Exception as e:
         if is_peer_failure(e):
             raise
-        code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's notation
+        code = re.search(r"os_error_code='(\d+)'", str(e))  # how TensorStore formats the error number
         number = int(code[1]) if code else getattr(e, "errno", None)
         reason = os.strerror(number) if number else one_line(e, 200)
         raise WriteFailed(reason, number) from None

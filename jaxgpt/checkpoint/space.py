@@ -38,14 +38,14 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         UserError: if the weights of a single checkpoint do not fit.
     """
     total, _, free = shutil.disk_usage(_existing(run.path))
-    if not total:  # unknown, as for some network file systems
+    if not total:  # the size is unknown, as for some network file systems
         return
     present = saved_steps(run.checkpoints)
     if replaced:
         free += sum(_size(run.path / name) for name in (*RUN_FILES, NEW, REPLACED))  # other files are kept
         present = []
     else:
-        old = replaced_run(run.path)  # deleted before the first checkpoint
+        old = replaced_run(run.path)  # the old run is deleted before the first checkpoint is written
         free += _size(old) if old else 0
 
     size = _bytes(state)

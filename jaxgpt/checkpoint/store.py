@@ -47,7 +47,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
     sharding = like.step.sharding
     parts = {}
     for name, part in state_parts(like).items():
-        if name == "skip" and not (path / name).is_dir():  # a resume has enabled skipping
+        if name == "skip" and not (path / name).is_dir():  # a resume has enabled skipping: no statistics yet
             parts[name] = jax.device_put(init_statistics(), sharding)
         else:
             parts[name] = _load(path, name, part)

@@ -146,13 +146,13 @@ class _Follower:
         for row in tail.rows():
             if row.order > highest and not self.is_open:
                 stored = self._open()
-                if stored < highest:  # the tracker has lost rows: read the file again
+                if stored < highest:  # the tracker has lost rows: read the file from its start
                     self.position = self.position._replace(order=stored)
                     tail.restart()
                     yield from self._new_rows(tail)
                     return
                 highest = stored
-            if row.order > highest:  # otherwise sent before: a resume from an earlier checkpoint repeats steps
+            if row.order > highest:  # other rows were sent before: a resume from an earlier checkpoint repeats steps
                 highest = row.order
                 yield row
 

@@ -37,7 +37,7 @@ class Tail:
         while True:
             start = self._file.tell()
             text = self._file.readline()
-            if not text.endswith(b"\n"):  # the rest is written later
+            if not text.endswith(b"\n"):  # an incomplete line: the remainder is written later
                 self._file.seek(start)
                 return
             line = parse_line(text)
@@ -83,7 +83,7 @@ class Clock:
         self._before = 0.0  # elapsed seconds before the last start
 
     def at(self, line: Mapping[str, Any]) -> float:
-        """Return the time of a line; lines must come in their order."""
+        """Return the time of a line; call it for the lines in their order."""
         if "started" in line:
             with suppress(TypeError, ValueError):
                 self._started = datetime.fromisoformat(line["started"]).timestamp()

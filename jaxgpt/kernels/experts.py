@@ -50,7 +50,7 @@ def large_tiled_experts(
 ) -> Array:
     """Compute the experts in tiles of up to 512 rows with the same expert: the default on GPUs.
 
-    The products of larger tiles occupy more of a GPU, and are fewer.
+    Larger tiles use more of a GPU at a time, and need fewer products.
     """
     in_tiles = functools.partial(by_tiles, largest=GPU_TILE)
     return _dropless(in_tiles, Pairs(x_BTD, choice_BTA, share_BTA), weights, activate, dtype)

@@ -259,7 +259,7 @@ def _backward_heads(window: int, inputs: _BackwardInputs) -> tuple[Array, Array,
 
 
 def _mask(query: Any, key: Any, slot: Array, document_NT: Array | None, window: int) -> Array:
-    """Compute the mask of indexed queries and keys in the layout of the scores; transposing it is slower."""
+    """Compute the mask of indexed queries and keys in the layout of the scores; transposing a mask would be slower."""
     distance = slot[query] - slot[key]
     mask = distance >= 0
     if window:

@@ -79,8 +79,7 @@ class Chat:
         """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
         When the iterator ends, the message and the answer are added to `messages`, except after an error. Closing the
-        iterator after the first piece adds the message and the pieces so far; the next call closes it. Takes the keyword
-        arguments of `chat`.
+        iterator after the first piece adds the message and the pieces so far; the next call closes the iterator.
 
         Args:
             message: a user's text, or a message such as `{"role": "tool", "content": "22 degrees"}`. Names of special
@@ -95,7 +94,7 @@ class Chat:
                 memory is insufficient, or a logit is NaN.
         """
         if self._answering is not None:
-            self._answering.close()  # before its messages are read
+            self._answering.close()  # adds the last answer to the messages, which are read below
         [params] = make_settings(with_defaults(self._lm.tokenizer, sampling), SamplingParams)
         messages = self._with_message(message)
         ids = self._format.prompt_ids(messages, self._tools)
@@ -114,7 +113,7 @@ class Chat:
         return messages
 
     def _limits(self, prompt_tokens: int, max_new_tokens: int | None, stop: str | Sequence[str]) -> TextParams:
-        """Return the settings that end an answer: its limit or the end of the context, stop strings, the end of the turn.
+        """Return the settings that end an answer: maximum length or context, stop strings, and the end of the turn.
 
         Raises:
             UserError: if the prompt fills the context, or an argument is invalid.
@@ -153,10 +152,10 @@ class Chat:
                 self._state = None  # donated by the next call
             self._state = state
         except Exception:
-            texts.clear()  # the conversation remains as it was
+            texts.clear()  # the messages remain unchanged
             raise
         finally:
-            if texts:  # even a partial answer of a closed or interrupted generator
+            if texts:  # also for a partial answer, if the generator was closed or interrupted
                 content = self._format.content("".join(texts))
                 self.messages = [*messages, {"role": "assistant", "content": content}]
 

@@ -267,7 +267,7 @@ def _read(sampler: Sampler, params: Any, cache: KVCache, ids_1T: jax.Array) -> K
     return cache
 
 
-@lru_cache(maxsize=128)  # maximum number of jitted functions: XLA's CPU backend fails at a few hundred programs
+@lru_cache(maxsize=128)  # maximum number of jitted functions: XLA's CPU backend fails with a few hundred programs
 def _compiled(function: Callable[..., Any], settings: Sampler | BeamSearch, **jit: Any) -> Any:
     """Return `function` with its first argument, jitted with the options `jit`; equal settings share a program."""
     return jax.jit(partial(function, settings), **jit)

@@ -215,7 +215,7 @@ def decode(
         state = settled(lm, state)
 
     made = 0
-    steps = block if block >= longest else 1  # one token first, for a quick first piece
+    steps = block if block >= longest else 1  # a single token, so that the first piece is yielded early
     while any(text.finish_reason is None for text in texts):
         with request.on_device(slots=slots):
             state = engine.run(sampler, params, state, min(steps, longest - made))
@@ -258,7 +258,7 @@ def _beam_search(
         UserError: if a setting has no effect in beam search, there are too many beams or too few texts, or a logit is NaN.
     """
     _check_beams(request, sampling, beams)
-    with request.on_device(2 * beams.num_beams):  # twice the beams: reordering copies their caches
+    with request.on_device(2 * beams.num_beams):  # twice the beams, because reordering copies their caches
         sampler = request.sampler(replace(sampling, temperature=1.0), filters)
         ways = row_ways(request.lm)
         found = engine.search(sampler, beams, request.lm.params, request.inputs, request.limits, ways)
@@ -286,7 +286,7 @@ def _check_beams(request: Request, sampling: SamplingParams, beams: BeamParams) 
     given = vars(sampling) | vars(request.settings)
     default = vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_REJECT:
-        if given[name] not in (default[name], "error"):  # overflow "error", which beam search supports
+        if given[name] not in (default[name], "error"):  # beam search supports overflow "error"
             raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
     W = beams.num_beams
     V = request.lm.config.model.vocab_size

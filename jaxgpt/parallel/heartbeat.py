@@ -40,7 +40,7 @@ class CoordinatorBoard:
     """The key-value store of JAX's coordinator."""
 
     def __init__(self) -> None:
-        from jax._src.distributed import global_state  # private module, without a public equivalent
+        from jax._src.distributed import global_state  # a private module: there is no public equivalent
 
         self.client: Any = global_state.client
 

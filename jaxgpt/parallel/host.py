@@ -173,6 +173,6 @@ def random_bits_by_kernel(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     """
     if mesh.devices.flat[0].platform != "gpu" or mesh.shape["data"] != mesh.size:
         return contextlib.nullcontext()
-    from jax._src.config import threefry_gpu_kernel_lowering  # private, without a public equivalent for one thread
+    from jax._src.config import threefry_gpu_kernel_lowering  # private: no public equivalent for one thread
 
     return threefry_gpu_kernel_lowering(True)

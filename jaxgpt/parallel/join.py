@@ -29,7 +29,7 @@ SAMPLING = 86_400  # maximum seconds that finished processes wait for process 0,
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Join the processes that the config or a scheduler sets, if there are several, before JAX first uses a device.
+    """Join the processes of the config or of a scheduler, if there are several, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The remaining processes exit immediately if
     they wait for the failed process or process 0 failed; otherwise `Heartbeats` end them after `heartbeat_seconds`.

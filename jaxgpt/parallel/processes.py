@@ -116,7 +116,7 @@ def is_peer_failure(error: Exception) -> bool:
     """Return whether an error looks like a broken connection to another process."""
     if _count == 1 or isinstance(error, UserError):
         return False
-    if isinstance(error, OSError) and error.errno:  # an error of this process, such as of a file
+    if isinstance(error, OSError) and error.errno:  # an error of this process, such as an unreadable file
         return False
     return BROKEN.search(str(error)) is not None
 
@@ -182,7 +182,7 @@ def _values(attempts: Sequence[Attempt]) -> list[Any]:
 def _exchange(own: Attempt) -> list[Attempt]:
     """Return the attempts of all processes, in order; their results are JSON values."""
     devices = Counter(device.process_index for device in jax.devices())
-    if len(set(devices.values())) > 1:  # not supported by `process_allgather`
+    if len(set(devices.values())) > 1:  # `process_allgather` needs the same number of devices in each process
         raise SharedError(
             f"the processes have {sorted(devices.values())} devices: start all with the same number (CPUs: JAX_NUM_CPU_DEVICES)"
         )

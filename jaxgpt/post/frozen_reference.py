@@ -13,7 +13,7 @@ from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE, FrozenWeights
 
-# Settings of the model that do not change its logits, or only the largest number of positions.
+# Settings of the model that do not change its logits, or change only the maximum number of positions.
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
 
 

@@ -19,7 +19,7 @@ from jaxgpt.reward_words import ANSWER, is_own_code
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
 
-MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the dash of typeset texts
+MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the en dash of typeset texts
 # Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
 # A sign after a letter, digit or bracket is not part of the number, as in "10-7" and "covid-19". Commas are accepted
@@ -149,7 +149,7 @@ def _is_json(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Map
 
     def one(text: str) -> float:
         try:
-            json.loads(text, parse_constant=refuse)  # NaN and Infinity, which Python reads
+            json.loads(text, parse_constant=refuse)  # rejects NaN and Infinity, which `json.loads` accepts by default
         except (ValueError, RecursionError):
             return 0.0
         return 1.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FONT = "DejaVu Sans"  # font of all figures, bundled with matplotlib
-# Never parse text as a formula, even if a token or run name contains dollar signs.
+# Never parse text as a formula, because tokens and names of runs may contain dollar signs.
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "font.family": FONT,

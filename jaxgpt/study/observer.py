@@ -49,7 +49,7 @@ def observed(lm: LM) -> GPT:
 def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
     """Run the model with an observer: `run` without jit, the mesh and the checks of ids."""
     params = per_layer(params, model.config.n_layer)
-    params = dequantize(params)  # because int8 products round their inputs, and gradients would be wrong
+    params = dequantize(params)  # int8 products round their inputs, so gradients would be wrong
     check_names(params, model)
 
     observer = Observer(edits, taps)

@@ -241,7 +241,9 @@ def rewards(
     _check_runs(runs, x)
     for name, lines in runs.items():
         if not has_rewards(lines):
-            raise UserError(f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward; omit this run")
+            raise UserError(
+                f"{name} has no rewards to draw: its metrics.jsonl has no line with a reward; omit this run"
+            )
     drawn = DrawnRuns.of(runs)
     horizontal = RunAxis.of("step" if x == "all" else x, runs)
     shown = [panel for panel in REWARD_PANELS if _have(runs, panel.sampled)]

@@ -65,7 +65,8 @@ def final_evaluation(name: str, lines: Sequence[Mapping[str, Any]], steps: int) 
     if not evaluated:
         raise UserError(f"{name} has no validation loss: train it to an evaluation, or omit it")
     last = evaluated[-1]
-    end = lines[-1]["step"] if how_ended(lines, steps) == "finished" else steps  # train.patience may end a run earlier
+    # `train.patience` may end a run before `steps`.
+    end = lines[-1]["step"] if how_ended(lines, steps) == "finished" else steps
     if last["step"] != end:
         raise UserError(f"{name} was evaluated last at step {last['step']} of {steps}: resume it, or omit it")
     return last

@@ -48,7 +48,7 @@ class GenerationRequest(NamedTuple):
 
 
 def as_prompt(text: str, request: Mapping[str, Any]) -> GenerationRequest:
-    """Return a prompt with the settings of a request of the harness, after its `normalize_gen_kwargs`.
+    """Convert a request of the harness, after the harness' `normalize_gen_kwargs`, to a prompt with settings.
 
     Raises:
         UserError: if a setting has no equivalent.
