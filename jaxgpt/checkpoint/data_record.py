@@ -28,7 +28,7 @@ class DataRecord(NamedTuple):
 
     @staticmethod
     def of(info: Info) -> DataRecord | None:
-        """Return the data of a checkpoint; None: weights that were saved without a training run have no data."""
+        """Return the data of a checkpoint; None for weights that were saved without a training run."""
         about = info.about
         if "data" not in about:
             return None

@@ -92,7 +92,7 @@ def recover(path: Path) -> None:
     while interrupted(path):
         try:
             with sole_writer(path), reported(f"cannot finish the interrupted replacement of {path}"):
-                # Another process may have finished the replacement before the lock: then the run is complete.
+                # Another process may have finished the replacement before this process has locked the run.
                 if interrupted(path):
                     finish_or_undo(path)
         except Locked:

@@ -27,7 +27,7 @@ from jaxgpt.parallel.processes import is_peer_failure
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
     from jaxgpt.train.step import TrainState
 
-IN_FLIGHT = 2**26  # bytes that may be read or written at a time, in addition to the largest array
+IN_FLIGHT = 2**26  # bytes that may be read at a time, in addition to the largest array
 
 
 def import_orbax() -> Any:

@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The place of a run in a tracker.
+    """The page of a run in a tracker: its name, id and settings.
 
     Attributes:
         run: name of the directory of the run.

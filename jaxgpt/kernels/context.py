@@ -59,7 +59,7 @@ class ChosenAttention(NamedTuple):
 
     Attributes:
         attend: the function for `Ops.attend`.
-        note: one line for the user if `auto` falls back to a slower function; "": none.
+        note: one line for the user if `auto` falls back to a slower function; "": no fallback.
     """
 
     attend: AttendFn

@@ -157,7 +157,7 @@ def _within_halo(
     k_BKSH, v_BKHS = with_halo(halo, k_BKSH, v_BKHS)
     tokens = q_BTNH.shape[1]
 
-    # The keys before the first token of a row have the document `NO_TOKEN`, like padding.
+    # The keys before the first token of a row have the document id `NO_TOKEN`, like padding.
     if row_place.document_BT is None:
         row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
         place = place._replace(document_BT=jnp.zeros_like(place.position_BT))

@@ -83,7 +83,7 @@ class Chat:
 
         Args:
             message: a user's text, or a message such as `{"role": "tool", "content": "22 degrees"}`. Names of special
-                tokens in a message are ordinary text.
+                tokens in a message are encoded as ordinary text.
             max_new_tokens: maximum number of tokens of the answer, as in `chat`.
             stop: strings that end the answer, excluded from it.
             key: a seed, or a `jax.random.key`.
@@ -179,7 +179,8 @@ def chat(
     Args:
         lm: model with a chat template.
         messages: dicts with a `role` (system, user, assistant, tool or another role of the template) and a `content`. The
-            last is a message to answer, such as a user's or a tool's. Names of special tokens in it are ordinary text.
+            last is a message to answer, such as a user's or a tool's. Names of special tokens in its content are
+            encoded as ordinary text.
         tools: descriptions of functions for the template, as JSON values; None: no tools.
         chat_template_kwargs: variables of the template, such as `{"enable_thinking": False}`, in addition to the variables
             that the model was fine-tuned with.

@@ -113,7 +113,7 @@ def score(
     pairs = zip(contexts, continuations, strict=True)
     texts = [_encode(lm, context, continuation) for context, continuation in pairs]
 
-    # Batches of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
+    # Batch rows of similar lengths, the longest first. Sizes are rounded up, so that few shapes are compiled.
     ways = row_ways(lm)
     rows = sorted(_shared_rows(lm, texts), key=lambda row: -len(row.ids))
     scores: dict[int, Score] = {}

@@ -46,7 +46,7 @@ class Tree:
         return min(len(self._last), len(inputs))
 
     def add(self, text: int, inputs: list[int]) -> None:
-        """Add a text, which follows the others in the order of their ids."""
+        """Add the next text in the order of the ids."""
         common = self.common(inputs)
         before = len(self.ids)
         after = before + len(inputs) - common

@@ -19,7 +19,7 @@ SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {"softmax": jax.nn.softmax
 
 
 class Routing(NamedTuple):
-    """The experts of each token.
+    """The chosen experts of each token, their shares, and the scores of all experts.
 
     Attributes:
         choice_BTA: indices of the token's experts, int32.

@@ -27,7 +27,7 @@ BEAT = "jaxgpt/beat/"
 
 
 class Board(Protocol):
-    """A key-value store of all processes."""
+    """The interface of a key-value store that all processes share."""
 
     def put(self, key: str, value: str) -> None:
         """Store a value."""

@@ -17,7 +17,7 @@ from jaxgpt.parallel.rules import RULES, partition_spec
 
 
 class Microbatches(NamedTuple):
-    """The microbatches of a step."""
+    """The division of a step's batch into microbatches."""
 
     accumulation: int  # number of microbatches that each device computes per step
     rows: int  # windows per microbatch, over all devices, including padding

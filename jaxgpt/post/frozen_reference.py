@@ -107,7 +107,7 @@ def open_reference(config: Config, run: Run) -> FrozenWeights | None:
 
     Args:
         config: settings of the evaluation.
-        run: the run.
+        run: the run that was trained with the reference.
     """
     path = reference_path(config, run)
     if not path:

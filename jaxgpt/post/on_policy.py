@@ -23,7 +23,7 @@ from jaxgpt.trainer.program import Program
 
 
 def on_policy_objective(distillation: Objective) -> Objective:
-    """Make the objective of rollouts from the objective of windows: the mean divergence over all tokens of the answers.
+    """Make the objective of rollouts from the distillation objective: the mean divergence over the answer tokens.
 
     The drawn tokens are constants in the gradient.
 

@@ -1,4 +1,4 @@
-"""Rewards by name: built-in functions, or a function in a Python file of the user.
+"""Rewards by name: built-in functions, or a function in a user's Python file.
 
 A function in a file is the user's own code. It runs only if its file is named on the command line (`--post.reward`).
 """

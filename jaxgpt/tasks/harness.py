@@ -43,7 +43,7 @@ class TaskModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The id before a text without context."""
+        """The id that the model reads before a text without context."""
         return prefix_id(self.lm)
 
     @property
@@ -136,7 +136,8 @@ def _end_of_content(text: str, content: str, after: str) -> int | None:
     Args:
         text: the rendered text.
         content: content of the last message.
-        after: text that the template adds after the content. It is not searched, because it may contain the content, too.
+        after: text that the template adds after the content. This text is not searched, because it may also contain the
+            content.
     """
     searched = text.removesuffix(after)
     begin = searched.rfind(content.strip())

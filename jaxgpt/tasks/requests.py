@@ -33,7 +33,7 @@ def encode(lm: LM, text: str, with_start: bool = True) -> list[int]:
 
 
 def prefix_id(lm: LM) -> int:
-    """Return the id before a text without context."""
+    """Return the id that the model reads before a text without context."""
     return start_ids(lm.tokenizer)[0]
 
 
