@@ -182,7 +182,8 @@ def check_base(run: Run, source: WeightSource, base: FrozenBase, part: str = "ba
         run: the run that was trained with the recorded weights.
         source: source of the weights.
         base: the weights.
-        part: name of the checksum in the checkpoints. frozen: weights of an objective, in addition to the base of adapters.
+        part: name of the checksum in the checkpoints: `base`, or `frozen` for the weights that an objective needs in
+            addition to the base of adapters.
     """
     infos = checkpoints(run.checkpoints).values()
     if any(info.about.get(part, base.checksum) != base.checksum for info in infos):

@@ -83,7 +83,7 @@ class Clock:
         self._before = 0.0  # elapsed seconds before the last start
 
     def at(self, line: Mapping[str, Any]) -> float:
-        """Return the time of a line; call it for the lines in their order."""
+        """Return the time of a line; lines must be passed in the order of the file."""
         if "started" in line:
             with suppress(TypeError, ValueError):
                 self._started = datetime.fromisoformat(line["started"]).timestamp()

@@ -139,7 +139,7 @@ def _sharded(
     sharding: NamedSharding,
     read: Callable[[int, int], list[np.ndarray]],
 ) -> list[jax.Array]:
-    """Make an array `[*lead, ...]` for each leaf of a `row_spec`. The last axis of `lead` are the rows.
+    """Make an array `[*lead, ...]` for each leaf of a `row_spec`. The last axis of `lead` is the axis of rows.
 
     `read(first, last)` returns the rows of all leaves. It is called once for each range of rows.
     """

@@ -47,8 +47,9 @@ class ReferenceOnce(FeedOfSettings):
     probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With
     adapters, the reference is their base, which training keeps.
 
-    Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run has the same bits. After a
-    signal, the run stops at the next microbatch, and a resumed run computes all microbatches again.
+    Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run computes
+    bit-for-bit equal values. After a signal, the run stops at the next microbatch, and a resumed run computes all
+    microbatches again.
 
     Args:
         build: function from a config to a program, `post.start.build_program`.

@@ -20,7 +20,7 @@ from jaxgpt.trainer.program import Program
 
 @runtime_checkable
 class HasSamples(Protocol):
-    """A result of an evaluator with the answers that it judged."""
+    """A result of an evaluator that includes the judged answers."""
 
     @property
     def samples(self) -> Iterable[dict[str, Any]]:

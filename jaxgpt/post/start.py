@@ -53,7 +53,7 @@ def with_objective(
     Args:
         start: a training job with default parts.
         named: rewards that the user has named on the command line, as in `post.reward`.
-        note: receives a line before code of the user is run.
+        note: called with a line before the user's own code is run.
         progress: called during the work before the first step, as in `ReferenceOnce`.
 
     Raises:
@@ -80,7 +80,7 @@ def with_objective(
 
 
 def named_reward(post: PostConfig, named: Sequence[str], note: Callable[[str], None]) -> Reward:
-    """Open the rewards of a run. Code of the user is run only if it is named on the command line, not by a config.json.
+    """Open the rewards of a run. The user's code is run only if the command line, not only config.json, names it.
 
     Raises:
         UserError: if a reward is code that the command line does not name, or cannot be opened.

@@ -104,7 +104,7 @@ class Difference(NamedTuple):
         return abs(self.mean) < self._smallest(0.0, 1)
 
     def _smallest(self, of_seeds: float, freedom: float) -> float:
-        """Return the difference that is found with probability 0.8, for a variance of the seeds."""
+        """Return the smallest difference that is found with probability 0.8, given the variance over seeds."""
         parts = [(of_seeds, freedom), (self.window_variance, self.windows - 1)]
         together = _freedom(parts, freedom)
         quantiles = quantile(0.5 + CONFIDENCE / 2, together) + quantile(POWER, together)

@@ -227,8 +227,9 @@ def rewards(
 ) -> Figure:
     """Draw the metrics of runs with rewards: reward, tokens per answer, entropy and KL, each in a panel.
 
-    Each of about 50 points of a curve is the median of equally many lines, because estimates of KL have outliers. The answers
-    to held-out prompts are dots, with the standard error of their mean reward. A panel without values in any run is omitted.
+    Each of about 50 points of a curve is the median of the same number of lines, because estimates of KL have outliers.
+    The answers to held-out prompts are dots, with the standard error of their mean reward. A panel without values in
+    any run is omitted.
 
     Args:
         runs: dict of the lines of metrics.jsonl, as for `losses`.

@@ -164,5 +164,5 @@ class _VisibleText:
         return self._tokenizer.settled(ids)
 
     def ids_of(self, stop: Sequence[str]) -> list[int]:
-        """Return the ids of the special tokens whose names are stop strings: they end an answer, which lacks their names."""
+        """Return the ids of the special tokens whose names are stop strings: the text of an answer never contains these names."""
         return [i for i, name in self._hidden.items() if name in stop]

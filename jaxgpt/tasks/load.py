@@ -34,7 +34,7 @@ def harness_version() -> str:
     """Return the version of lm-evaluation-harness.
 
     Raises:
-        UserError: if it is not installed.
+        UserError: if the harness is not installed.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("tasks need lm-evaluation-harness, which is not installed: pip install 'jaxgpt[eval]'")
@@ -127,7 +127,7 @@ def open_tasks(
         names: tasks, groups or tags of the harness, patterns of names such as `mmlu_*`, or YAML files of tasks.
         path: directory of further YAML files, which have precedence over tasks of the harness; empty: no directory.
         shots: number of examples in each prompt; None: as each task defines. A task that defines 0 keeps 0.
-        progress: receives the stages.
+        progress: called with each stage, finding and loading the tasks.
 
     Raises:
         UserError: if the harness is missing, a name is unknown, or the data of a task cannot be read.

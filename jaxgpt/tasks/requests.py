@@ -17,7 +17,7 @@ from jaxgpt.progress import NO_PROGRESS, Progress
 
 
 class Continuation(NamedTuple):
-    """A continuation with a probability that a task compares: its ids, and the ids of its context."""
+    """A continuation, such as a choice of a task, as ids, and the ids of its context."""
 
     context: list[int]
     ids: list[int]
