@@ -32,7 +32,7 @@ KEPT = "kept"  # the old run is kept until the new run has taken a step
 
 
 def swap_in(draft: Path, path: Path, keep: bool = False) -> None:
-    """Move a draft to `path`, and any run there to `.replaced`, where `keep` leaves it until a step (`replaced_run`)."""
+    """Move a draft to `path`, and any old run to `.replaced`, where `keep` leaves the old run (`replaced_run`)."""
     replaced = path / REPLACED
     delete_replaced(path)
     replaced.mkdir()

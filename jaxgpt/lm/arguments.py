@@ -27,7 +27,7 @@ Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
     """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
 
-    A list, a set, an array or a single value is converted for a field that is a tuple.
+    Lists, sets, arrays and single values are converted to tuples for tuple fields.
     """
     types: dict[str, Any] = {}
     for cls in classes:
@@ -137,7 +137,7 @@ class CheckedFilter:
 
 
 def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Return custom filters as a tuple; they must be hashable, as part of a cache key."""
+    """Return custom filters as a tuple; they must be hashable, because they are part of a cache key."""
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
     return tuple(map(CheckedFilter, filters))

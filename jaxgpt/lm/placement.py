@@ -119,7 +119,7 @@ def one_copy(lm: LM) -> LM:
 
 
 def part_length(process: np.ndarray) -> int:
-    """Return the length of the smallest equal parts of a mesh along its first axis that have all devices of their processes.
+    """Return the length of the smallest equal parts, along the first axis of a mesh, that split no process.
 
     Args:
         process: index of the process of each device of the mesh.

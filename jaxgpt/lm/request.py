@@ -120,7 +120,7 @@ class CacheMemory(NamedTuple):
     available: int
 
     def error(self) -> UserError:
-        """Return the error of caches that do not fit."""
+        """Return the error for caches that do not fit in memory."""
         return UserError(
             f"not enough memory: {self.rows:,} rows of {self.slots:,} tokens take {self.needed / 1e9:,.1f} GB besides the "
             f"weights, and a device has {self.available / 1e9:,.0f} GB; lower max_new_tokens, num_beams or "

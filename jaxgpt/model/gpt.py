@@ -85,7 +85,7 @@ class Block(Module):
         return x_BTD
 
     def feed_forward(self, x_BTD: jax.Array, positions: Positions) -> tuple[jax.Array, SideOutputs]:
-        """Apply the MLP or the experts, `[B, T, D]` to `[B, T, D]`; also return side outputs. A subclass may add others."""
+        """Apply the MLP or the experts, `[B, T, D]` to `[B, T, D]`; also return side outputs. A subclass may add more."""
         if self.config.n_experts:
             moe = self.moe(self.config, self.ops, name="mlp")
             return moe(x_BTD, real_tokens(positions))

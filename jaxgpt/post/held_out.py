@@ -54,7 +54,7 @@ class RewardResult(NamedTuple):
 
     @property
     def ranking(self) -> float:
-        """Lower is better."""
+        """The negative reward: the value that ranks checkpoints; lower is better."""
         return -self.reward
 
     @property

@@ -92,7 +92,7 @@ class DivergenceResult(NamedTuple):
 
     @property
     def ranking(self) -> float:
-        """Lower is better."""
+        """The value that ranks checkpoints; lower is better."""
         return self.evaluation.ranking
 
     @property

@@ -155,8 +155,8 @@ def target_log_p(program: Program, weights: Any, windows_BT3: jax.Array) -> jax.
 def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
     """Raise `UserError` if log probabilities of a rollout differ from training in float32, or are not finite.
 
-    In bfloat16, rounding differs between the sampler and training: 0.04 nats on average for SmolLM2, up to 0.17. The metric
-    `DIFFERENCE` shows it.
+    In bfloat16, rounding differs between the sampler and training: 0.04 nats on average for SmolLM2, up to 0.17. The
+    metric `DIFFERENCE` is the mean difference.
 
     Args:
         difference_BT: absolute differences, 0 without a target.

@@ -91,7 +91,7 @@ def answer_prompts(
         for n in members:
             ids[n] = encode(lm, prompts[n].text)[-longest:] or [prefix_id(lm)]
 
-        # Batches of prompts of similar lengths.
+        # Batch prompts of similar lengths.
         order = sorted(members, key=lambda n: -len(ids[n]))
         for first in range(0, len(order), ANSWER_ROWS):
             batch = order[first : first + ANSWER_ROWS]
@@ -164,5 +164,5 @@ class _VisibleText:
         return self._tokenizer.settled(ids)
 
     def ids_of(self, stop: Sequence[str]) -> list[int]:
-        """Return the ids of the special tokens whose names are stop strings: the text of an answer never contains these names."""
+        """Return the ids of special tokens named as stop strings: the text of an answer never contains their names."""
         return [i for i, name in self._hidden.items() if name in stop]
