@@ -106,7 +106,7 @@ def _read_header(path: Path) -> Header:
 
 
 def _check_offsets(path: Path, reader: Any) -> None:
-    """Raise `UserError` if the tensors are not contiguous: llama.cpp rejects the file, and a wrong offset gives wrong values."""
+    """Raise `UserError` if tensors are not contiguous: llama.cpp rejects the file, and wrong offsets give wrong values."""
     alignment = int(reader.alignment)  # an unsigned NumPy integer if the file sets it
     expected = 0
     for tensor in reader.tensors:
