@@ -577,7 +577,7 @@ def test_beams_of_few_tokens() -> None:
     big = lm._replace(config=lm.config.with_model(vocab_size=2**16))
     with pytest.raises(UserError, match="not enough memory: 131,072 rows"):
         jaxgpt.generate(tiny(positions="rope"), "a", num_beams=2**16, max_new_tokens=2**20)
-    with pytest.raises(UserError, match="num_beams 65536 is too many for a vocabulary of 65536: at most 32768"):
+    with pytest.raises(UserError, match="num_beams 65536 is too many for a vocabulary of 65536: use at most 32768"):
         jaxgpt.generate(big, "a", num_beams=2**16)
 
 

@@ -213,4 +213,4 @@ class _Follower:
             name = self.tracker.name
             reason = f"{type(e).__name__}: {one_line(e, 300)}"
             again = f"jaxgpt follow {self.path} --to {name}"
-            raise TrainingFailed(f"the tracker {name} failed: {reason}; send the rest with: {again}") from e
+            raise TrainingFailed(f"the tracker {name} failed: {reason}; send the remaining rows with: {again}") from e

@@ -291,4 +291,4 @@ def _check_beams(request: Request, sampling: SamplingParams, beams: BeamParams) 
     W = beams.num_beams
     V = request.lm.config.model.vocab_size
     if W * V >= 2**31:
-        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
+        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: use at most {2**31 // V}")

@@ -140,7 +140,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
     if len(used) != len(set(used)):
         split = [f"{name} by {', '.join(axes)}" for name, axes in zip(names, mesh_axes, strict=True) if axes]
         raise UserError(
-            f"the rules shard several axes of an array over the same mesh axis: {' and '.join(split)}; set one to ()"
+            f"the rules shard several axes of an array over the same mesh axis: {' and '.join(split)}; set one rule to ()"
         )
     return PartitionSpec(*[axes or None for axes in mesh_axes])
 

@@ -47,7 +47,9 @@ def sums_by_device(
     Dropout is not supported, because all devices would draw equal masks.
     """
     if key is not None:
-        raise ValueError("sums_by_device does not support dropout: all devices would draw equal masks")
+        raise ValueError(
+            "sums_by_device does not support dropout, because all devices would draw equal masks: pass no key"
+        )
 
     def sums(weights: tuple[Any, Any], rows: Any) -> tuple[Any, Sums]:
         params, frozen = weights

@@ -22,7 +22,7 @@ Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], S
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the en dash of typeset texts
 # Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
-# A sign after a letter, digit or bracket is not part of the number, as in "10-7" and "covid-19". Commas are accepted
+# A sign after a letter, digit or closing bracket is not part of the number, as in "10-7" and "covid-19". Commas are accepted
 # only between groups of three digits.
 NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
@@ -69,7 +69,7 @@ def _load(path: Path, function: str) -> Reward:
     try:
         found = runpy.run_path(str(path)).get(function)
     except (Exception, SystemExit) as e:
-        raise UserError(f"post.reward: {path} raises {type(e).__name__}: {one_line(e, 200)}") from e
+        raise UserError(f"post.reward: {path} raises {type(e).__name__}: {one_line(e, 200)}; correct the file") from e
     if not callable(found):
         raise UserError(f"post.reward: {path} has no function {function}: define it")
     return found  # type: ignore[no-any-return]
@@ -119,7 +119,9 @@ def _number(field: str) -> Reward:
     def one(text: str, record: Mapping[str, Any]) -> float:
         expected = last_number(_expected(record, field))
         if expected is None:
-            raise UserError(f"the field {field!r} has no number: {short_repr(record[field])}")
+            raise UserError(
+                f"the field {field!r} has no number: {short_repr(record[field])}; correct the record, or use exact:FIELD"
+            )
         return float(last_number(text) == expected)
 
     def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -168,5 +168,5 @@ def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
     if dtype == "float32" and difference > TOLERANCE:
         raise UserError(
             f"log probabilities of a rollout differ by {difference:.2g} nats between the sampler and training, more than by "
-            "the rounding of float32: report this"
+            "the rounding of float32: report this as a bug"
         )

@@ -114,7 +114,7 @@ class TaskModel(TemplateLM):
         form = chat_format(self.lm.tokenizer, self.lm.config.data)
         if form is None:
             raise UserError(
-                f"{self.lm.source or 'the model'} has no chat template: omit --chat-template, or use a model for chats"
+                f"{self.lm.source or 'the model'} has no chat template: omit --chat-template, or use a chat model"
             )
         return form.template
 

@@ -288,7 +288,7 @@ def test_a_tracker_that_raises_ends_the_follower_with_one_line_and_the_next_one_
     second = Recording()
     with pytest.raises(TrainingFailed) as error:
         follow(RUN, failing)
-    again = "send the rest with: jaxgpt follow run --to recording"
+    again = "send the remaining rows with: jaxgpt follow run --to recording"
     assert str(error.value) == f"the tracker recording failed: ConnectionError: no network; {again}"
     follow(RUN, second)
     assert failing.orders + second.orders == expected()

@@ -68,7 +68,7 @@ def test_a_package_is_imported_only_to_open_a_page(monkeypatch: pytest.MonkeyPat
     result = jaxgpt("follow", "run", "--to", "wandb")
     assert (result.code, result.out) == (1, "")
     assert result.err == (
-        "jaxgpt: the tracker wandb failed: OSError: no library; send the rest with: jaxgpt follow run --to wandb\n"
+        "jaxgpt: the tracker wandb failed: OSError: no library; send the remaining rows with: jaxgpt follow run --to wandb\n"
     )
 
 
