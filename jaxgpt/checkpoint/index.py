@@ -1,4 +1,4 @@
-"""Checkpoint index: list the checkpoints of a run, resolve "last", "best" and steps, and find the last intact one."""
+"""Checkpoint index: list checkpoints, resolve "last", "best" and steps, and find the last intact checkpoint."""
 
 from __future__ import annotations
 

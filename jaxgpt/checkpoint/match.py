@@ -1,4 +1,4 @@
-"""Whether weights match a model: their names, shapes and dtypes."""
+"""Check that weights match a model: their names, shapes and dtypes."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
 
 
 def _on_devices(local: Callable[..., Array], division: Division, arrays: tuple[Any, ...], kernel: Any = None) -> Array:
-    """Compute `local(kernel, q, k, v, positions, positions of rows)` on each device; kernel None: without this argument.
+    """Compute `local(kernel, q, k, v, positions, positions of rows)` on each device; None: no kernel argument.
 
     The backward pass receives the keys again, and has the saved results of the kernel.
     """

@@ -56,7 +56,7 @@ class HeadSummary(NamedTuple):
     without: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all computed values."""
+        """Return the values that were computed, keyed by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
