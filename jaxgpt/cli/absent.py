@@ -23,12 +23,12 @@ OTHER_NAMES = (
     ("reward-weights|reward-funcs", "--post.reward NAME=WEIGHT of each reward"),
     ("teacher", "--post.reference, with --post.objective distill or on-policy-distill"),
     ("lmbda", "--post.objective on-policy-distill for 1, distill for 0"),
-    ("loss-type", "--post.objective"),
+    ("loss-type|^stage$", "--post.objective"),
     ("precompute-ref-log-probs?", "--post.reference-log-p once"),
     ("ref(erence)?-model", "--post.reference"),
     ("max-completion-length", "--post.max-new-tokens"),
     ("max-prompt-length", "--data.window, of the prompt and the answer together"),
-    ("num-iterations", "--post.rollout-epochs"),
+    ("num-iterations", "--train.steps of the run, or --post.rollout-epochs of each rollout"),
     ("mask-truncated-completions", "--post.mask-truncated"),
     ("kl-coef(ficient)?", "--post.kl"),
     ("epsilon-high", "--post.clip-high"),
@@ -51,7 +51,7 @@ TEMPERATURE_ONE = (
 
 # Words of an option (regular expressions), and the alternative. The first match applies.
 ABSENT = (
-    ("pipeline|stage|pp", NO_PIPELINE),
+    ("pipeline|(num|virtual)-stages|pp", NO_PIPELINE),
     (r"quanti[sz]\w*|fp8|float8|int8|fp4", NO_QUANTIZED_TRAINING),
     ("qlora|load-in-4bit|load-in-8bit|bnb", NO_QUANTIZED_BASE),
     ("elastic", "no change of machines during a run: resume it on a different mesh, docs/machines.md"),

@@ -117,8 +117,8 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
         line = f"step {saved.step}"
         if saved.val_loss is not None:
             line += f": {_value(saved, saved.val_loss, has_rewards)}"
-            if run.has_larger_evaluation and not saved.ranking:
-                line += f" on {run.windows} windows"
+            if run.fewer_windows and not saved.ranking:
+                line += f" on {run.fewer_windows} windows"
         if saved.step == run.best:
             line += " (best)"
         lines.append(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import signal
 import socket
@@ -13,25 +12,24 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.exits import Exit, exit_code, failure_lines, needs_resume_command
 from jaxgpt.cli.options import Count
 from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.cpu import cores
-from jaxgpt.errors import FAILED, UserError
-from jaxgpt.signals import SIGNALS, UNFINISHED, restore_signals
+from jaxgpt.errors import UserError
+from jaxgpt.signals import SIGNALS, restore_signals
 
 HERE = "127.0.0.1"
 STDERR_LINES = 200  # maximum lines of standard error to keep per process
-OWN = "jaxgpt: "  # prefix of the messages of jaxgpt
-LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records
-RESUME = "resume with: "  # beginning of the command that resumes a run, in the message of a process
+DEVICES = "JAX_NUM_CPU_DEVICES"  # environment variable with the number of CPU devices of a process
 PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
 
 
@@ -55,9 +53,9 @@ def launch(
         raise UserError(f"expected train, not {' '.join(command[:1])!r}: use jaxgpt launch --processes 2 train PRESET")
     _, bound = parse(command)  # report an unknown option here, not in every process
     given = bound.arguments
-    run = given.get("out", "")
-    if not run and given.get("resume"):
-        run = given.get("target", "")
+    directory = given.get("out", "")
+    if not directory and given.get("resume"):
+        directory = given.get("target", "")
 
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
@@ -66,23 +64,13 @@ def launch(
         reserved.bind((HERE, 0))
         coordinator = f"{HERE}:{reserved.getsockname()[1]}"
         fleet.start([*command, "--distributed.coordinator", coordinator], devices_per_process)
-        ending = fleet.wait()
-    if ending.needs_resume_command:
-        words = ["jaxgpt", "launch", "--processes", str(processes), "train", "--resume", "--out", run or "RUN"]
-        note(f"{RESUME}{shlex.join(words)}")
-    return ending.code
+        exits = fleet.wait()
 
-
-class Ending(NamedTuple):
-    """The exit of all processes.
-
-    Attributes:
-        code: highest exit code; `FAILED` for a process that was killed.
-        needs_resume_command: whether a process was killed, and no process printed the command that resumes the run.
-    """
-
-    code: int
-    needs_resume_command: bool
+    sys.stderr.writelines(failure_lines(exits))
+    if needs_resume_command(exits):
+        words = ["jaxgpt", "launch", "--processes", str(processes), "train", "--resume", "--out", directory or "RUN"]
+        note(f"resume with: {shlex.join(words)}")
+    return exit_code(exits)
 
 
 class _Fleet:
@@ -98,15 +86,17 @@ class _Fleet:
         self.stopped = set[int]()  # indices of the processes that this process has killed
 
     def start(self, command: Sequence[str], devices: int) -> None:
-        """Start the processes and forward signals to them; on two Ctrl-C in two seconds, they exit, and this process waits."""
+        """Start the processes, and forward the signals of this process to them.
+
+        Two Ctrl-C in two seconds end the children, but not this process, which waits for them.
+        """
         restore_signals()
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) is signal.SIG_IGN  # for example, SIGHUP under nohup
             if not is_ignored:
                 self.previous[number] = signal.signal(number, self._forward)
 
-        variable = "JAX_NUM_CPU_DEVICES"
-        devices_each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
+        environment = _environment(devices, self.count)
         flags = ["--distributed.num-processes", str(self.count), "--distributed.launched", "--distributed.process-id"]
         for index in range(self.count):
             process = subprocess.Popen(
@@ -116,7 +106,7 @@ class _Fleet:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env=os.environ | {variable: str(devices_each)},
+                env=environment,
                 start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
             )
             self.processes.append(process)
@@ -126,8 +116,8 @@ class _Fleet:
         if self.forwarded is not None:  # a signal before all processes had started
             self._forward(self.forwarded, None)
 
-    def wait(self) -> Ending:
-        """Wait for all processes, restore the signal handlers, and print failures."""
+    def wait(self) -> list[Exit]:
+        """Wait for all processes, restore the signal handlers, and return the exit of each process."""
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
@@ -141,13 +131,11 @@ class _Fleet:
             reader.join(1)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+        return [self._exit(index, process.returncode) for index, process in enumerate(self.processes)]
 
-        codes = [process.returncode for process in self.processes]
-        printed = self._print_failures(codes)
-        was_killed = min(codes) < 0 and self.forwarded is None
-        has_command = any(RESUME in line for line in printed)
-        code = max(code if code >= 0 else FAILED for code in codes)
-        return Ending(code, was_killed and not has_command)
+    def _exit(self, index: int, code: int) -> Exit:
+        is_expected = self.forwarded is not None or index in self.stopped
+        return Exit(code, list(self.last_lines[index]), is_expected)
 
     def _read(self, index: int, lines: IO[str]) -> None:
         """Keep the last lines of a process's standard error; print all lines of process 0."""
@@ -171,39 +159,12 @@ class _Fleet:
         for process in self.processes:
             process.send_signal(number)
 
-    def _print_failures(self, codes: Sequence[int]) -> set[str]:
-        """Print the processes killed by a signal, and the errors that process 0 did not print; return all printed lines."""
-        printed = set(self.last_lines[0])
-        errors = [line for index, code in enumerate(codes) if code for line in self.last_lines[index]]
-        is_explained = any(line.startswith(OWN) for line in errors)
-        for index, code in enumerate(codes):
-            if code in (0, UNFINISHED):
-                continue
-            number = -code  # the signal that killed the process, if positive
-            # XLA aborts the remaining processes, which does not explain the failure.
-            is_victim = index in self.stopped or (is_explained and number == signal.SIGABRT)
-            if number > 0 and self.forwarded is None and not is_victim:
-                note(f"process {index} was killed by {signal.Signals(number).name}")
 
-            lines = list(self.last_lines[index])
-            if is_explained:
-                lines = without_logs(lines)
-            for line in lines:
-                if line not in printed:
-                    printed.add(line)
-                    sys.stderr.write(line)
-        return printed
-
-
-def without_logs(lines: Iterable[str]) -> list[str]:
-    """Drop the log records of XLA, which can have several lines, and its stack traces."""
-    kept = []
-    is_log = False
-    for line in lines:
-        if line.startswith((OWN, "Traceback")):
-            is_log = False
-        elif LOG.match(line):
-            is_log = True
-        if not is_log:
-            kept.append(line)
-    return kept
+def _environment(devices: int, count: int) -> dict[str, str]:
+    """Return the environment of each of `count` processes, with the number of its CPU devices; 0 as for `launch`."""
+    environment = dict(os.environ)
+    if devices:
+        environment[DEVICES] = str(devices)
+    elif not environment.get(DEVICES):
+        environment[DEVICES] = str(max(cores() // count, 1))
+    return environment

@@ -59,11 +59,11 @@ class RunState(NamedTuple):
     Attributes:
         preset: name of the preset.
         init_from: run of the initial weights; "": random weights.
-        data: paths of the training data, or the name of a built-in text.
+        data: the words of `data.path` or `data.mix` (PATH=WEIGHT, @TOKENS), or the name of a built-in text.
         progress: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.
-        windows: number of windows in the evaluations before the last (`train.eval_windows`); 0: all.
-        has_larger_evaluation: whether a different evaluation, such as the last, used more windows.
+        fewer_windows: number of windows of the checkpoints' losses, if a different evaluation, such as the last, used more;
+            0: all evaluations used the same windows.
         damaged: steps of the checkpoints with a damaged checkpoint.json.
         best: step of the best checkpoint; None: no checkpoint, or some are damaged.
         changed: settings that differ from the preset.
@@ -76,8 +76,7 @@ class RunState(NamedTuple):
     data: str
     progress: RunProgress
     checkpoints: Sequence[SavedStep]
-    windows: int
-    has_larger_evaluation: bool
+    fewer_windows: int
     damaged: Sequence[int]
     best: int | None
     changed: Mapping[str, Any]
@@ -85,14 +84,14 @@ class RunState(NamedTuple):
     starts: Sequence[Mapping[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values of the JSON object; `windows` is 0 if all evaluations used the same number of windows."""
+        """Return the values of the JSON object, where `fewer_windows` is `windows`."""
         return {
             "preset": self.preset,
             "init_from": self.init_from,
             "data": self.data,
             **self.progress._asdict(),
             "checkpoints": [saved.to_json() for saved in self.checkpoints],
-            "windows": self.windows if self.has_larger_evaluation else 0,
+            "windows": self.fewer_windows,
             "damaged": self.damaged,
             "best": self.best,
             "changed": self.changed,
@@ -109,15 +108,13 @@ def read_state(run: Run, config: Config) -> RunState:
 
     infos, damaged = read_checkpoints(run.checkpoints)
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
-    windows = config.train.eval_windows
     return RunState(
         preset=config.preset,
         init_from=config.init_from,
         data=_data(config),
         progress=_progress(lines, infos, config),
         checkpoints=[SavedStep(step, info.val_loss, info.ranking or "") for step, info in infos.items()],
-        windows=windows,
-        has_larger_evaluation=any(line.get("val_windows", 0) > windows for line in lines),
+        fewer_windows=_fewer_windows(lines, config),
         damaged=damaged,
         best=best_step(infos) if infos and not damaged else None,
         changed=_changed_settings(config),
@@ -127,9 +124,16 @@ def read_state(run: Run, config: Config) -> RunState:
 
 
 def _data(config: Config) -> str:
-    """Return the paths of the training data, or the name of a built-in text."""
+    """Return the path or the words of the mixture of the training data, or the name of a built-in text."""
     paths = [path for path in (config.data.path, *config.data.mix) if path]
     return " ".join(paths) or config.data.dataset
+
+
+def _fewer_windows(lines: Sequence[Mapping[str, Any]], config: Config) -> int:
+    """Return `train.eval_windows` if an evaluation used more windows, otherwise 0."""
+    limit = config.train.eval_windows
+    has_more = any(line.get("val_windows", 0) > limit for line in lines)
+    return limit if has_more else 0  # a limit of 0 means all windows, in every evaluation
 
 
 def _progress(lines: Sequence[Mapping[str, Any]], infos: Mapping[int, Info], config: Config) -> RunProgress:

@@ -76,8 +76,8 @@ def check_same(requests: Sequence[Any]) -> None:
 def windows(ids: list[int], start: int, length: int) -> list[Continuation]:
     """Split a text into windows that predict each of its ids once.
 
-    A window has at most `length` inputs. The first window begins with the id `start`. Each later window begins with the
-    last id that the previous window predicts; the last window has as many earlier ids as fit.
+    A window has at most `length` inputs. The first window begins with the id `start`, each later window with the last id
+    that the previous window predicts. The last window, if it predicts fewer ids, begins with as many earlier ids as fit.
     """
     sequence = [start, *ids]
     parts = []

@@ -193,6 +193,7 @@ def test_no_option_is_taken_for_one_of_another_program() -> None:
         (["--zero", "--zero-stage", "--zero3", "--deepspeed-config"], "--mesh.fsdp"),
         (["--precompute-ref-log-probs", "--post.precompute-ref-log-prob"], "--post.reference-log-p once"),
         (["--ref-model", "--reference-model", "--post.ref-model"], "--post.reference"),
+        (["--stage", "--loss-type"], "--post.objective"),
     ],
 )
 def test_options_of_other_programs_hint_at_the_setting(options: list[str], setting: str) -> None:
@@ -205,6 +206,11 @@ def test_rollouts_have_no_temperature(option: str) -> None:
     assert "training draws answers at temperature 1" in other_program(option)
     name = option.rpartition(".")[2]
     assert other_program(f"--{name}") == ""
+
+
+@pytest.mark.parametrize("option", ["--pipeline-parallel", "--pipeline-stages", "--num-stages", "--mesh.pp"])
+def test_there_is_no_pipeline_parallelism(option: str) -> None:
+    assert "no pipeline parallelism" in other_program(option)
 
 
 @pytest.mark.parametrize("option", ["--zero-init", "--optim.zero-nans", "--data.sequence-count"])

@@ -144,6 +144,14 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     assert "trained      step 0/4, 0 tokens in 0:00:00\n" in jaxgpt("info", "run").out, "no step is logged yet"
 
 
+def test_info_prints_no_windows_if_every_evaluation_has_all(run: Path) -> None:
+    settings = json.loads((run / "config.json").read_text())
+    settings["train"]["eval_windows"] = 0
+    (run / "config.json").write_text(json.dumps(settings))
+    assert jaxgpt("info", "run", "--json").json["run"]["windows"] == 0
+    assert "windows" not in jaxgpt("info", "run").out
+
+
 def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a checkpoint of a finished run is hashed."""
     hashed = list[Path]()

@@ -279,6 +279,23 @@ def test_a_stack_trace_without_a_reason_is_printed(monkeypatch: pytest.MonkeyPat
     assert "process 1 was killed by SIGABRT" in result.err
 
 
+def test_a_real_time_signal_without_a_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = signal.SIGRTMIN + 3
+    ends = iter([MagicMock(stderr=[], returncode=0), MagicMock(stderr=[], returncode=-number)])
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
+    result = jaxgpt("launch", "train", "--resume", "--out", "run")
+    assert (result.code, result.err.splitlines()[0]) == (1, f"jaxgpt: process 1 was killed by signal {number}")
+
+
+def test_a_process_that_exits_before_the_first_checkpoint_has_nothing_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 1 is killed, and process 0 reports that nothing has been written."""
+    reason = "jaxgpt: another process exited, so this process stops: nothing has been written yet\n"
+    ends = iter([MagicMock(stderr=[reason], returncode=1), MagicMock(stderr=[], returncode=-9)])
+    monkeypatch.setattr(subprocess, "Popen", MagicMock(side_effect=ends))
+    result = jaxgpt("launch", "train", "shakespeare", "--out", "run")
+    assert (result.code, result.err) == (1, f"{reason}jaxgpt: process 1 was killed by SIGKILL\n")
+
+
 def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], devices: int) -> None:
         _, _, port = command[-1].partition(":")
@@ -287,8 +304,8 @@ def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPa
 
     from jaxgpt.cli import launch
 
-    ending = launch.Ending(75, needs_resume_command=False)
-    monkeypatch.setattr(launch, "_Fleet", lambda count: MagicMock(start=start, wait=lambda: ending))
+    exits = [launch.Exit(75, [])]
+    monkeypatch.setattr(launch, "_Fleet", lambda count: MagicMock(start=start, wait=lambda: exits))
     assert jaxgpt("launch", "train").code == 75
 
 

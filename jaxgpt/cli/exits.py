@@ -1,0 +1,95 @@
+"""Exits of the processes of `jaxgpt launch`: which failure to report, with which lines, and the exit code of the launcher.
+
+A process that exits with a nonzero code has printed the reason and, if there is a checkpoint, the command that resumes the
+run. A process that a signal kills prints nothing about its end. XLA then aborts the processes that wait for the process.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from jaxgpt.errors import FAILED
+from jaxgpt.signals import UNFINISHED
+
+OWN = "jaxgpt: "  # prefix of the messages of jaxgpt
+LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records
+
+
+class Exit(NamedTuple):
+    """The exit of a process.
+
+    Attributes:
+        code: exit code; negative: minus the number of the signal that killed the process.
+        lines: the last lines of its standard error.
+        is_expected: whether the launcher killed the process, or forwarded a signal to it.
+    """
+
+    code: int
+    lines: Sequence[str]
+    is_expected: bool = False
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal killed the process that the launcher did not send."""
+        return self.code < 0 and not self.is_expected
+
+
+def exit_code(exits: Iterable[Exit]) -> int:
+    """Return the highest exit code, with `FAILED` for a process that was killed."""
+    return max(each.code if each.code >= 0 else FAILED for each in exits)
+
+
+def has_reason(exits: Iterable[Exit]) -> bool:
+    """Return whether a process has exited with an error, and printed the reason."""
+    return any(each.code > 0 and each.lines for each in exits)
+
+
+def needs_resume_command(exits: Sequence[Exit]) -> bool:
+    """Return whether a process was killed, and no process could print the command that resumes the run."""
+    return any(each.was_killed for each in exits) and not has_reason(exits)
+
+
+def failure_lines(exits: Sequence[Exit]) -> list[str]:
+    """Return the lines that report the failed processes, without the lines of process 0, which are printed already.
+
+    If a process has printed the reason, the log records and aborts of XLA in other processes, which follow from it, are
+    omitted.
+    """
+    reason_is_printed = has_reason(exits)
+    printed = set(exits[0].lines)
+    report: list[str] = []
+    for index, each in enumerate(exits):
+        if each.code in (0, UNFINISHED):
+            continue
+        is_consequence = reason_is_printed and each.code == -signal.SIGABRT
+        if each.was_killed and not is_consequence:
+            report.append(f"{OWN}process {index} was killed by {signal_name(-each.code)}\n")
+        lines = without_logs(each.lines) if reason_is_printed else each.lines
+        report += [line for line in lines if line not in printed]
+        printed.update(lines)
+    return report
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL, or its number: most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def without_logs(lines: Iterable[str]) -> list[str]:
+    """Drop the log records of XLA, which can have several lines, and its stack traces."""
+    kept = []
+    is_log = False
+    for line in lines:
+        if line.startswith((OWN, "Traceback")):
+            is_log = False
+        elif LOG.match(line):
+            is_log = True
+        if not is_log:
+            kept.append(line)
+    return kept
