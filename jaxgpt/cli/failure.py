@@ -35,6 +35,11 @@ def known_failure(error: Exception) -> Failure | None:
     return None
 
 
+def is_reported(error: Exception) -> bool:
+    """Return whether `jaxgpt.cli.main` handles an error without a stack trace."""
+    return isinstance(error, BrokenPipeError) or known_failure(error) is not None
+
+
 def _file_failure(error: OSError) -> Failure | None:
     """Return the failure of a full disk or an inaccessible file."""
     if error.errno in FULL:

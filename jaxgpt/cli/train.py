@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxgpt.cli.failure import is_reported
 from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
 from jaxgpt.cli.settings import ignored_settings, named_config
 from jaxgpt.cli.train_settings import TrainOptions, new_config, resumed_config
@@ -78,7 +79,7 @@ def train(
     for name in track:
         tracker_of(name)  # an error if the tracker is unknown or not installed
     set_advice(lambda: "nothing has been written yet")
-    with joined(distributed), RunPrinter() as printer:
+    with joined(distributed, is_reported), RunPrinter() as printer:
         start = _start(options, printer)
         if start is None:  # the run is finished
             return 0

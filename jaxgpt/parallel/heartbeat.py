@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from jaxgpt.errors import FAILED
-from jaxgpt.signals import advice, exit_now
+from jaxgpt.signals import exit_now, with_advice
 
 BEATS = 6  # heartbeats in the time limit
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
@@ -176,8 +176,7 @@ class Heartbeats:
         if self._ended.is_set():
             return
         self._ended.set()
-        text = advice()
-        self.end(f"{verdict}: {text}" if text else verdict, FAILED)
+        self.end(with_advice(verdict), FAILED)
 
     def _repeat(self, act: Callable[[], None]) -> None:
         """Call a function `BEATS` times per time limit, until `stop`."""

@@ -1,4 +1,8 @@
-"""Join the processes of a run, and exit when one of them fails."""
+"""Join the processes of a run, and exit when one of them fails.
+
+A process notices a failure in one of three ways: an error of a computation with all processes (`joined`), a missing
+heartbeat (`Heartbeats`), or the end of the launcher (`_stop_with_launcher`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import jax
 
@@ -18,8 +22,7 @@ from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import BAD_INPUT, FAILED, UserError, one_line
 from jaxgpt.parallel.heartbeat import LAST_WORDS, CoordinatorBoard, Heartbeats, set_heartbeats
 from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
-from jaxgpt.runtime import debugs_nans
-from jaxgpt.signals import advice, set_advice
+from jaxgpt.signals import with_advice
 
 # JAX's own heartbeat limit, which aborts with a stack trace, is this number of seconds above the limit of `Heartbeats`.
 MARGIN = 30
@@ -28,17 +31,22 @@ SAMPLING = 86_400  # maximum seconds that finished processes wait for process 0,
 
 
 @contextlib.contextmanager
-def joined(config: DistributedConfig) -> Iterator[None]:
+def joined(config: DistributedConfig, is_reported: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
     """Join the processes of the config or of a scheduler, if there are several, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The remaining processes exit immediately if
     they wait for the failed process or process 0 failed; otherwise `Heartbeats` end them after `heartbeat_seconds`.
 
+    Args:
+        config: number, index and coordinator of the processes, and time limits.
+        is_reported: returns whether the caller reports an error of the block, and then calls `exit_process`. Other errors
+            are printed with their stack trace here.
+
     Raises:
         UserError: if JAX cannot join the processes; after `join_seconds`, the process exits instead.
     """
     if config.launched:
-        threading.Thread(target=_follow_launcher, daemon=True).start()
+        threading.Thread(target=_stop_with_launcher, daemon=True).start()
     is_alone = config.coordinator == "none" or (not config.coordinator and not _scheduled())
     if is_alone or config.num_processes == 1:
         yield
@@ -57,24 +65,13 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         jax.distributed.shutdown()
     except Exception as e:
         if is_peer_failure(e):
-            print(
-                f"jaxgpt: another process exited, so this process stops: {advice()} ({one_line(e, 160)})",
-                file=sys.stderr,
-            )
-            exit_process(1)
-        if _is_reported(e):
+            reason = with_advice("another process exited, so this process stops")
+            print(f"jaxgpt: {reason} ({one_line(e, 160)})", file=sys.stderr)
+            exit_process(FAILED)
+        if is_reported(e):
             raise
         traceback.print_exc()
-        exit_process(1)
-
-
-def _is_reported(error: Exception) -> bool:
-    """Return whether the command line reports an error in one line."""
-    if isinstance(error, OSError):
-        return bool(error.errno)
-    if isinstance(error, FloatingPointError):
-        return debugs_nans()
-    return type(error).__module__.startswith("jaxgpt") or isinstance(error, (MemoryError, jax.errors.JaxRuntimeError))
+        exit_process(FAILED)
 
 
 def exit_process(code: int) -> NoReturn:
@@ -83,15 +80,18 @@ def exit_process(code: int) -> NoReturn:
         sys.exit(code)
     sys.stdout.flush()
     if is_leader() and jax.distributed.is_initialized():
-        time.sleep(LAST_WORDS)
+        time.sleep(
+            LAST_WORDS
+        )  # XLA ends the other processes when process 0 exits, before they have printed their error
     os._exit(code)
 
 
-def _give_up(coordinator: str | None, seconds: int) -> NoReturn:
+def _exit_unjoined(config: DistributedConfig) -> NoReturn:
     """Report that the processes have not joined, and exit."""
+    coordinator = config.coordinator if config.num_processes else "the coordinator of the scheduler"
     print(
-        f"jaxgpt: cannot join the other processes through {coordinator or 'the coordinator of the scheduler'} within "
-        f"{seconds} s: check that all processes run and can reach the coordinator's port",
+        f"jaxgpt: cannot join the other processes through {coordinator} within {config.join_seconds} s: check that all "
+        "processes run and can reach the coordinator's port",
         file=sys.stderr,
         flush=True,
     )
@@ -118,31 +118,30 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
 
 
 def _number(name: str) -> int:
+    """Return the number in an environment variable; 0: the variable is not set, or is not a number."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 0
 
 
 def _initialize(config: DistributedConfig) -> None:
+    """Connect this process to the coordinator of the config; without `num_processes`, JAX finds the scheduler's coordinator."""
     # The preemption service would replace the SIGTERM handler of jaxgpt/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
-    named: dict[str, Any] = {}  # empty: JAX finds the scheduler's coordinator
-    if config.num_processes:
-        named = {
-            "coordinator_address": config.coordinator,
-            "num_processes": config.num_processes,
-            "process_id": config.process_id,
-            "cluster_detection_method": "deactivate",
-        }
+    is_scheduled = config.num_processes == 0
+    coordinator = None if is_scheduled else config.coordinator
 
     # JAX's own timeout aborts the process with a stack trace, so this timer is shorter.
-    watch = threading.Timer(config.join_seconds, _give_up, [named.get("coordinator_address"), config.join_seconds])
-    watch.daemon = True
-    watch.start()
+    timer = threading.Timer(config.join_seconds, _exit_unjoined, [config])
+    timer.daemon = True
+    timer.start()
     try:
         jax.distributed.initialize(
-            **named,
+            coordinator_address=coordinator,
+            num_processes=None if is_scheduled else config.num_processes,
+            process_id=None if is_scheduled else config.process_id,
+            cluster_detection_method=None if is_scheduled else "deactivate",
             # JAX's default is to listen on every address of the machine, without authentication.
-            coordinator_bind_address=config.bind or named.get("coordinator_address"),
+            coordinator_bind_address=config.bind or coordinator,
             initialization_timeout=2 * config.join_seconds,
             heartbeat_timeout_seconds=config.heartbeat_seconds + MARGIN,
             shutdown_timeout_seconds=SAMPLING,
@@ -150,12 +149,14 @@ def _initialize(config: DistributedConfig) -> None:
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
         raise UserError(f"cannot join the other processes: {one_line(e, 200)}") from None
     finally:
-        watch.cancel()
-    set_advice(lambda: "nothing has been written yet")
+        timer.cancel()
 
 
-def _follow_launcher() -> None:
-    """Save and stop when standard input closes: the kernel closes it when the launcher exits."""
+def _stop_with_launcher() -> None:
+    """Request a stop when the launcher exits, which closes standard input; after `GRACE` seconds, exit without saving.
+
+    `jaxgpt launch` writes nothing to the standard input of its processes.
+    """
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -26,6 +26,7 @@ from jax.errors import JaxRuntimeError
 from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import find_damage
+from jaxgpt.cli.failure import is_reported
 from jaxgpt.config import DistributedConfig, MeshConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel import join, processes
@@ -287,7 +288,9 @@ def test_a_real_time_signal_without_a_name_is_reported(monkeypatch: pytest.Monke
     assert (result.code, result.err.splitlines()[0]) == (1, f"jaxgpt: process 1 was killed by signal {number}")
 
 
-def test_a_process_that_exits_before_the_first_checkpoint_has_nothing_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_exits_before_the_first_checkpoint_has_nothing_to_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Process 1 is killed, and process 0 reports that nothing has been written."""
     reason = "jaxgpt: another process exited, so this process stops: nothing has been written yet\n"
     ends = iter([MagicMock(stderr=[reason], returncode=1), MagicMock(stderr=[], returncode=-9)])
@@ -400,6 +403,8 @@ def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeyp
         (JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False, True),
         (MemoryError(), False, True),
         (OSError(28, "No space left on device"), False, True),
+        (OSError(2, "No such file or directory", "text.txt"), False, True),
+        (BrokenPipeError(32, "Broken pipe"), False, True),  # as in `jaxgpt train | head`
         (OSError("no number"), False, False),
         (UserError("bad data"), False, True),
         (KeyError("bug"), False, False),
@@ -416,7 +421,11 @@ def test_errors_that_the_command_line_reports_are_no_tracebacks_in_several_proce
         monkeypatch.setattr(join, name, MagicMock())
     monkeypatch.setattr(join, "exit_process", MagicMock(side_effect=Exited))
     settings = DistributedConfig(coordinator="127.0.0.1:1", num_processes=2, process_id=0)
-    with jax.debug_nans(nans), pytest.raises(type(error) if in_one_line else Exited), join.joined(settings):
+    with (
+        jax.debug_nans(nans),
+        pytest.raises(type(error) if in_one_line else Exited),
+        join.joined(settings, is_reported),
+    ):
         raise error
 
 
