@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -17,15 +16,17 @@ from jaxgpt.errors import one_line, plural
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.record import LAG
 
 WARM_UP = 3  # steps before the trace: the first ones compile, and fill the queue of the devices
 
 
 class Profile(Listener):
-    """Traces `steps` steps of a run after `WARM_UP` steps, in process 0, and writes the files to RUN/profile.
+    """Traces `steps` complete steps of a run after `WARM_UP` steps, in process 0, and writes the files to RUN/profile.
 
     The trace starts and stops when the metrics of a step have been read, so the run is not blocked: the devices compute the
-    next steps meanwhile. Evaluations and checkpoints between these steps are in the trace.
+    next steps meanwhile. The steps in flight at the start of the trace, which may have begun before, are not counted.
+    Evaluations and checkpoints between the steps are in the trace.
 
     plugins/profile/DATE/*.xplane.pb               for XProf: `xprof RUN/profile`
     plugins/profile/DATE/perfetto_trace.json.gz    for Perfetto, with the names of the layers
@@ -41,115 +42,106 @@ class Profile(Listener):
         self.steps = steps
         self._note = note
         self._directory = Path(PROFILE)
-        self._per_call = 1  # steps of a call
+        self._in_flight = 0  # maximum number of steps that may have begun when the metrics of a step are read
         self._seen = 0  # steps whose metrics have been read
         self._trace: _Trace | None = None  # the trace in progress
-        self._is_done = not is_leader()
+        self._has_ended = not is_leader()  # no trace starts any more
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self._directory = run.path / PROFILE
-        self._per_call = program.config.train.steps_per_call
+        # The metrics of a step are read after all steps of its call, and with `LAG` later calls in flight.
+        per_call = program.config.train.steps_per_call
+        self._in_flight = per_call - 1 + LAG * per_call
 
     def progress(self, metrics: dict[str, float]) -> None:
         step = int(metrics["step"])
         self._seen += 1
-        if self._is_done:
+        if self._has_ended:
             return
-        if self._trace is None:
-            if self._seen >= WARM_UP:
-                self._start(step)
-            return
-
-        self._trace.last = step
-        if self._trace.complete_steps >= self.steps:
-            self._stop(self._trace)
-        else:
-            self._trace.name_step(step + 1)
+        if self._trace is not None:
+            self._trace.step_ended(step)
+            if self._trace.is_complete:
+                self._end()
+        elif self._seen >= WARM_UP:
+            self._start(step)
 
     def finished(self, outcome: Outcome) -> None:
-        self._end_early()
+        self._end()
 
     def failed(self, error: BaseException) -> None:
-        self._end_early()
+        self._end()
 
     def _start(self, step: int) -> None:
         """Start the trace after the metrics of `step` have been read."""
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
+        first = step + self._in_flight + 1  # the first step that begins after the start of the trace
         try:
-            jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+            self._trace = _Trace(self._directory, range(first, first + self.steps))
         except Exception as e:
-            self._give_up(e)
-            return
-        # The metrics of a call are read after its last step, so no step of this call is in the trace.
-        self._trace = _Trace(first=step + self._per_call, last=step)
-        self._trace.name_step(step + 1)
+            self._has_ended = True
+            self._note(_failure(e))
 
-    def _stop(self, trace: _Trace) -> None:
-        """Stop the trace, write its files, and report them."""
-        self._trace = None
-        self._is_done = True
-        trace.annotation.close()
-        try:
-            jax.profiler.stop_trace()
-        except Exception as e:
-            self._give_up(e)
+    def _end(self) -> None:
+        """Stop the trace, if any, and report the steps that it contains. Only the first call has an effect."""
+        if self._has_ended:
             return
-        if trace.complete_steps == 0:
-            self._note_too_short()
+        self._has_ended = True
+        try:
+            steps = self._trace.stop() if self._trace else 0
+        except Exception as e:
+            self._note(_failure(e))
+            return
+        if steps == 0:
+            not_traced = WARM_UP + self._in_flight
+            self._note(
+                f"no profile: the run took {plural(self._seen, 'step')}, and the first {not_traced} are not traced"
+            )
             return
 
         file = newest(self._directory)
         with suppress(Exception):  # after an error, the trace has no names of layers
             [xplane] = file.parent.glob("*.xplane.pb")
             name_layers(file, xplane)
-        steps = plural(trace.complete_steps, "step")
-        self._note(f"wrote a trace of {steps}: xprof {self._directory}, or {file}")
-
-    def _end_early(self) -> None:
-        """Keep the steps traced so far, if the run ends before the trace is complete."""
-        if self._is_done:
-            return
-        if self._trace is not None:
-            self._stop(self._trace)
-            return
-        self._is_done = True
-        self._note_too_short()
-
-    def _note_too_short(self) -> None:
-        steps_before = WARM_UP + self._per_call - 1
-        self._note(f"no profile: the run took {plural(self._seen, 'step')}, and a trace starts after {steps_before}")
-
-    def _give_up(self, error: Exception) -> None:
-        self._is_done = True
-        with suppress(Exception):
-            jax.profiler.stop_trace()
-        self._note(f"no profile: {type(error).__name__}: {one_line(error, 300)}")
+        self._note(f"wrote a trace of {plural(steps, 'step')}: xprof {self._directory}, or {file}")
 
 
-@dataclass
 class _Trace:
-    """The steps of a trace in progress, and the annotation of the present step on the host.
+    """A trace in progress, with an annotation of each step on the host. The constructor starts the trace.
 
-    Attributes:
-        first: the first step that is complete in the trace.
-        last: the last step whose metrics have been read.
-        annotation: context of the annotation.
+    Args:
+        directory: directory for the files.
+        steps: steps to trace.
     """
 
-    first: int
-    last: int
-    annotation: ExitStack = field(default_factory=ExitStack)
+    def __init__(self, directory: Path, steps: range) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
+        self._steps = steps
+        self._next = 0  # the first step whose metrics have not been read
+        self._annotation = ExitStack()  # context of the annotation of this step
 
     @property
-    def complete_steps(self) -> int:
-        """Number of complete steps in the trace so far."""
-        return max(self.last + 1 - self.first, 0)
+    def is_complete(self) -> bool:
+        """Whether all steps to trace have ended."""
+        return self._next >= self._steps.stop
 
-    def name_step(self, step: int) -> None:
-        """End the annotation of a step, and begin the next one."""
-        self.annotation.close()
-        self.annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
+    def step_ended(self, step: int) -> None:
+        """End the annotation of a step whose metrics have been read, and begin the annotation of the next step."""
+        self._next = step + 1
+        self._annotation.close()
+        if self._next in self._steps:
+            self._annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=self._next))
+
+    def stop(self) -> int:
+        """Stop the trace, write its files, and return the number of steps that have ended."""
+        self._annotation.close()
+        jax.profiler.stop_trace()
+        return max(self._next - self._steps.start, 0)
+
+
+def _failure(error: Exception) -> str:
+    """Return the message about an error of the profiler."""
+    return f"no profile: {type(error).__name__}: {one_line(error, 300)}"
 
 
 def newest(directory: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ def test_a_trace_has_the_steps_and_the_layers_and_the_weights_are_equal() -> Non
 
     events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
     steps = {int(event["args"]["step_num"]) for event in events if event.get("name") == "train"}
-    assert steps == {3, 4, 5, 6}
+    assert steps == {5, 6, 7, 8}, "steps 3 and 4 were in flight when the trace started"
+    instructions = [
+        event["args"] for event in events if event.get("args", {}).get("hlo_module", "").startswith("jit_train")
+    ]
+    runs = Counter(instruction["hlo_op"] for instruction in instructions)
+    assert min(runs.values()) >= 4, "every instruction of the step runs in each of the 4 steps"
     layers = {event.get("name", "").split(" ")[0] for event in events}
     assert {"wte", "h_0/attn/q_proj", "h_0/attn/k_proj", "h_0/attn/v_proj", "h_0/attn"} <= layers
     assert b"h_0/attn" in xplane.read_bytes()
@@ -91,18 +97,19 @@ def run_steps(profile: Profile, steps: int, calls: Calls, per_call: int = 1) -> 
     profile.finished(None)  # type: ignore[arg-type]
 
 
-def test_steps_of_a_call_before_the_trace_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 4 steps per call, the metrics of steps 1 to 4 are read together, so the trace starts with the call after them."""
+def test_steps_that_began_before_the_trace_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the metrics of step 2 are read, its call may include steps 3 to 5, and two more calls of 4 steps are in flight."""
     calls = Calls(monkeypatch)
-    run_steps(Profile(3, print), 14, calls, per_call=4)
-    assert calls.log == [*"01", "start", *"234567", "stop", "8", "9", "10", "11", "12", "13"]
+    run_steps(Profile(3, print), 18, calls, per_call=4)
+    numbers = [str(step) for step in range(18)]
+    assert calls.log == ["0", "1", "start", *numbers[2:16], "stop", "16", "17"]
 
 
 def test_a_run_that_ends_early_keeps_what_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch)
     notes: list[str] = []
-    run_steps(Profile(10, notes.append), 5, calls)
-    assert calls.log == [*"01", "start", *"234", "stop"]
+    run_steps(Profile(10, notes.append), 7, calls)
+    assert calls.log == [*"01", "start", *"23456", "stop"]
     assert notes == ["wrote a trace of 2 steps: xprof run/profile, or run/profile"]
 
 
@@ -110,10 +117,10 @@ def test_a_run_that_is_too_short_has_no_profile(monkeypatch: pytest.MonkeyPatch)
     calls = Calls(monkeypatch)
     notes: list[str] = []
     run_steps(Profile(10, notes.append), 2, calls)
-    assert (calls.log, notes) == (["0", "1"], ["no profile: the run took 2 steps, and a trace starts after 3"])
+    assert (calls.log, notes) == (["0", "1"], ["no profile: the run took 2 steps, and the first 5 are not traced"])
 
 
-@pytest.mark.parametrize(("steps", "per_call", "before"), [(3, 1, 3), (10, 10, 12)])
+@pytest.mark.parametrize(("steps", "per_call", "before"), [(5, 1, 5), (30, 10, 32)])
 def test_a_trace_without_a_complete_step_is_no_profile(
     steps: int, per_call: int, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,13 +129,14 @@ def test_a_trace_without_a_complete_step_is_no_profile(
     profile = Profile(4, notes.append)
     run_steps(profile, steps, calls, per_call)
     assert calls.log[-1] == "stop"
-    assert notes == [f"no profile: the run took {steps} steps, and a trace starts after {before}"]
+    assert notes == [f"no profile: the run took {steps} steps, and the first {before} are not traced"]
     assert profile.steps == 4
 
 
 def test_an_error_of_the_profiler_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that the user has started before the run continues."""
     calls = Calls(monkeypatch, RuntimeError("Only one profile may be run at a time."))
     notes: list[str] = []
     run_steps(Profile(2, notes.append), 6, calls)
-    assert calls.log == [*"01", "start", "stop", *"2345"]
+    assert calls.log == [*"01", "start", *"2345"]
     assert notes == ["no profile: RuntimeError: Only one profile may be run at a time."]
