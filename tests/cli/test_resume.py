@@ -149,7 +149,7 @@ def test_info_prints_no_windows_if_every_evaluation_has_all(run: Path) -> None:
     settings["train"]["eval_windows"] = 0
     (run / "config.json").write_text(json.dumps(settings))
     assert jaxgpt("info", "run", "--json").json["run"]["windows"] == 0
-    assert "windows" not in jaxgpt("info", "run").out
+    assert " windows" not in jaxgpt("info", "run").out
 
 
 def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
