@@ -11,11 +11,18 @@ import numpy as np
 
 from jaxgpt.data.chat.encoding import ChatFormat
 from jaxgpt.data.chat.files import Files
+from jaxgpt.data.files.skipped import UnusableRecord
 from jaxgpt.errors import plural, short_repr
 
 T = TypeVar("T")
 
 MIN_HELD_OUT = 20  # minimum number of validation examples for comparing runs
+
+
+class DoesNotFit(UnusableRecord):
+    """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
+
+    reason = "that do not fit a window"
 
 
 class ExampleSplit(ABC):

@@ -13,20 +13,17 @@ from jaxgpt.data.chat.messages import (
     plain_message,
     read_messages,
 )
-from jaxgpt.data.chat.records import (
+from jaxgpt.data.chat.record_fields import (
     ALREADY_ANSWERED,
     CONTEXT_FIELDS,
     HISTORY,
     MEDIA_FIELDS,
     SYSTEM_FIELDS,
     TOOL_FIELDS,
-    ChatRecord,
-    Pair,
-    UnusableRecord,
-    read_record,
-    without_loss,
 )
+from jaxgpt.data.chat.records import ChatRecord, Pair, read_record, without_loss
 from jaxgpt.data.files.lenient_json import parse_field
+from jaxgpt.data.files.skipped import UnusableRecord
 from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"

@@ -16,10 +16,10 @@ from jaxgpt.config import Config
 from jaxgpt.data.chat.encoding import Conversation
 from jaxgpt.data.chat.files import find_files, has_usable, read_files
 from jaxgpt.data.chat.omitted import omitted_messages
-from jaxgpt.data.chat.records import ChatRecord, DoesNotFit, Pair, reason_of
+from jaxgpt.data.chat.records import ChatRecord, Pair
 from jaxgpt.data.conversations import Formats, encode_conversation, formats_of
-from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split, notes_on_templates
-from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.files.skipped import Skipped, reason_of
 from jaxgpt.data.preference_records import (
     EXAMPLE,
     FIELDS,

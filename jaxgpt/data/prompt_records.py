@@ -8,19 +8,17 @@ from typing import Any, NamedTuple
 
 from jaxgpt.data.chat.files import has_usable
 from jaxgpt.data.chat.messages import LIST_FIELDS, messages_from_json, plain_message
-from jaxgpt.data.chat.records import (
+from jaxgpt.data.chat.record_fields import (
     ALREADY_ANSWERED,
     CONTEXT_FIELDS,
     INPUT_FIELDS,
     SYSTEM_FIELDS,
     TOOL_FIELDS,
-    ChatRecord,
-    Pair,
     check_media,
     history_messages,
-    read_record,
     with_input,
 )
+from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
 from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.errors import UserError, short_repr
 

@@ -14,10 +14,10 @@ from jaxgpt.data.chat.encoding import ChatFormat, stop_ids
 from jaxgpt.data.chat.files import find_files, read_files
 from jaxgpt.data.chat.messages import plain_message
 from jaxgpt.data.chat.omitted import omitted_messages
-from jaxgpt.data.chat.records import ChatRecord, DoesNotFit, UnusableRecord, reason_of
+from jaxgpt.data.chat.records import ChatRecord
 from jaxgpt.data.conversations import Formats, formats_of
-from jaxgpt.data.examples import ExampleSplit, hold_out, notes_on_split
-from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out, notes_on_split
+from jaxgpt.data.files.skipped import Skipped, UnusableRecord, reason_of
 from jaxgpt.data.prompt_records import ALL_COLUMNS, fields_for_reward, no_prompts, read_prompt
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError, plural, short_repr

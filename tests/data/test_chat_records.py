@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxgpt.data.chat.labels import RejectedAnswer
 from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
 from jaxgpt.data.files.lenient_json import Twice
 from jaxgpt.data.files.records import without_nulls
@@ -98,7 +99,11 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a sender and a number": ({"messages": [USER | {"from": "Ann", "value": 0.5}, ANSWER]}, TALK),
     "an accepted answer": ({"messages": TALK, "label": True}, TALK),
     "an accepted answer in LLaMA-Factory": ({"messages": TALK, "kto_tag": True}, TALK),
-    "the label of a class": ({"messages": TALK, "label": 0}, TALK),
+    "the label of a class": ({"messages": TALK, "label": "greeting"}, TALK),
+    "the label of a class, or of a rejected answer": ({"messages": TALK, "label": 0}, TALK),
+    "the label of the class of a question": ({"question": "Hi", "answer": "Hello", "label": "greeting"}, TALK),
+    "an accepted answer as a number": ({"question": "Hi", "answer": "Hello", "label": 1.0}, TALK),
+    "an accepted answer as a text": ({"messages": TALK, "kto_tag": "True"}, TALK),
     "the label of a conversation": ({"messages": TALK, "label": False}, TALK),
     "a text in parts and its value": (
         {"messages": [USER, ANSWER | {"content": [{"type": "text", "text": "Hello"}], "value": "Hello\n"}]},
@@ -216,7 +221,7 @@ def test_shapes_become_messages(name: str) -> None:
     record, expected = SHAPES[name]
     before = json.dumps(record)
     chat = read_record(record)
-    assert chat == ChatRecord(expected, may_be_rejected=record.get("label") is False)
+    assert chat == ChatRecord(expected, may_be_rejected="label" in record and not record["label"])
     assert json.dumps(record) == before, "the record is not changed"
 
 
@@ -368,7 +373,12 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "a label that is given twice": (
         {"prompt": "Hi", "completion": "Go away", "label": Twice()},
-        "the label .*twice.* marks a rejected answer",
+        "the label is given twice: remove one",
+    ),
+    "a kto_tag that is given twice": ({"messages": TALK, "kto_tag": Twice()}, "the kto_tag is given twice: remove one"),
+    "a kto_tag that is neither true nor false": (
+        {"messages": TALK, "kto_tag": "bad"},
+        r"the kto_tag must be true \(an accepted answer\) or false \(a rejected one\), not 'bad'",
     ),
     "a weight": ({"messages": [USER, ANSWER | {"weight": 0.5}]}, "message 2 has the weight 0.5: use 1, or 0"),
     "tools": ({"messages": TALK, "tools": "add"}, "the field 'tools' is a string, but not valid JSON"),
@@ -460,3 +470,21 @@ def test_converted_shapes_are_equal(talk: list[Message]) -> None:
     assert read_record({"messages": [as_parts(message) for message in talk]}) == expected
     assert read_record(without_nulls({"messages": [as_struct(message) for message in talk]})) == expected
     assert read_record({"messages": json.dumps(talk)}) == expected
+
+
+@pytest.mark.parametrize("false", [False, 0, 0.0, "false", "False", "0"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": TALK, "kto_tag": None},
+        {"prompt": "Hi", "completion": "Go away", "kto_tag": None},
+        {"prompt": "Hi", "completion": "Go away", "label": None},
+    ],
+    ids=json.dumps,
+)
+def test_rejected_answers_are_rejected_in_every_form_of_false(record: dict[str, Any], false: Any) -> None:
+    """Tables store truth values also as numbers and texts."""
+    read_record(record)
+    *_, field = record
+    with pytest.raises(RejectedAnswer, match=f"the {field} .* marks a rejected answer"):
+        read_record(record | {field: false})

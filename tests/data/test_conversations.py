@@ -429,7 +429,10 @@ def test_conversations_with_the_label_false_are_reported(on_error: str, tmp_path
     path.write_text("\n".join(rows))
     train, _, source, _ = load(path, tokenizer(MARKED), on_error=on_error)
     assert len(train.lengths) == 5
-    assert f"; warning: 2 conversations with the label false (first: {path}, line 2): remove these records if" in source
+    assert (
+        f"; warning: 2 conversations with the label false or 0 (first: {path}, line 2): remove these records if"
+        in source
+    )
     path.write_text("\n".join(rows[::2]))
     assert "warning" not in load(path, tokenizer(MARKED), on_error=on_error)[2]
 

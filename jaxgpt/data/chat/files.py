@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxgpt.data.chat.messages import EXAMPLE
-from jaxgpt.data.chat.records import FIELDS, ChatRecord, Pair, read_record, reason_of
+from jaxgpt.data.chat.records import FIELDS, ChatRecord, Pair, read_record
 from jaxgpt.data.files.records import read_records
-from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.files.skipped import Skipped, reason_of
 from jaxgpt.data.token_files import split_of
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from jaxgpt.errors import UserError, plural, short_repr
 
 
+class UnusableRecord(UserError):
+    """The error for a record of a known shape that cannot be used; `reason` describes all records with this error."""
+
+    reason = ""
+
+
+def reason_of(error: UserError, otherwise: str) -> str:
+    """Return the description of all records with an error; `otherwise`: the description if the error has no reason."""
+    return error.reason if isinstance(error, UnusableRecord) else otherwise
+
+
 @dataclass
 class Tally:
     """The number of findings of one kind, and the place of the first."""
@@ -77,7 +88,7 @@ class Skipped:
             yield f"skipped {plural(total, 'record')}: {', '.join(reasons)}"
         if self._label_false.number:
             yield (
-                f"warning: {plural(self._label_false.number, 'conversation')} with the label false (first: "
+                f"warning: {plural(self._label_false.number, 'conversation')} with the label false or 0 (first: "
                 f"{self._label_false.first}): remove these records if the label marks rejected answers, as in KTO data"
             )
         if self._omitted:
