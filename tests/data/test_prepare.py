@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from jaxgpt.data.prepared import text_portions
 from jaxgpt.data.prepared.documents import sample_text
 from jaxgpt.data.prepared.index import read_index, write_index
 from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.prepared.settings import settings_entry
 from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bpe import train_bpe
@@ -719,3 +720,9 @@ def test_large_vocabularies_have_32_bit_ids(params: PrepareParams) -> None:
     assert np.frombuffer(data[1024:], "<u4").tolist() == [tokenizer.eos_id, *tokenizer.encode("text").tolist()]
     ids = open_data(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
     assert ids.take(0, len(ids)).tolist() == np.frombuffer(data[1024:], "<u4").tolist()
+
+
+def test_every_parameter_that_changes_the_output_is_compared_when_it_continues() -> None:
+    recorded = settings_entry(PrepareParams(), [], tokenizer_sha256="", bos_ids=[])
+    parameters = {field.name for field in fields(PrepareParams)}
+    assert parameters - recorded.keys() == {"workers", "on_error", "bos"}

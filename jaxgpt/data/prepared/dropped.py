@@ -59,26 +59,22 @@ def skipped_lines(skipped: Skips) -> list[str]:
 
 
 class Repeats:
-    """Documents seen so far, as 16 bytes each; needs about 100 bytes of memory per document.
-
-    Attributes:
-        is_repeat: whether the last piece belongs to a document with the text of an earlier document.
-    """
+    """Documents seen so far, as 16 bytes each; needs about 100 bytes of memory per document."""
 
     def __init__(self) -> None:
-        self.is_repeat = False
         self._seen = set[bytes]()
+        self._is_repeated = False  # whether the current document has the text of an earlier document
 
-    def add(self, is_first: bool, identity: bytes) -> None:
-        """Add the next piece.
+    def add(self, is_first: bool, identity: bytes) -> bool:
+        """Add the next piece; return whether its document has the text of an earlier document.
 
         Args:
             is_first: whether a document begins with the piece.
             identity: SHA-256 of the complete document; empty: unknown, so the document is kept.
         """
-        if not is_first:
-            return
-        key = identity[:IDENTITY_BYTES]
-        self.is_repeat = key in self._seen
-        if key:
-            self._seen.add(key)
+        if is_first:
+            key = identity[:IDENTITY_BYTES]
+            self._is_repeated = key in self._seen
+            if key:
+                self._seen.add(key)
+        return self._is_repeated

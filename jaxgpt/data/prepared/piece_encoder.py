@@ -25,11 +25,12 @@ class EncodedPiece(NamedTuple):
     ids: bytes  # ids in the dtype of the shards
     split: SplitName  # split of the document
     size: int  # bytes of text
-    begins_document: bool  # whether a document starts with this piece; False if the complete document is skipped
+    begins_document: bool  # whether a document starts with this piece
     bytes_read: int  # bytes of the sources read from disk so far
     file: str = ""  # path of the file
     error: str = ""  # message for a piece that cannot be read or encoded; empty: no error
     lost: Lost = "document"  # part that the error makes unreadable
+    is_skipped: bool = False  # whether the error is of a complete document, so nothing of it is written
     identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
     is_short: bool = False  # whether the document has fewer than `min_characters`
     markers: int = 0  # number of end-of-text tokens written as text
@@ -112,9 +113,10 @@ def _skipped_document(piece: DocumentPiece, error: str) -> EncodedPiece:
         ids=b"",
         split="train",
         size=0,
-        begins_document=False,
+        begins_document=piece.is_first,
         bytes_read=piece.bytes_read,
         file=piece.file,
         error=error,
         lost=piece.lost,
+        is_skipped=True,
     )

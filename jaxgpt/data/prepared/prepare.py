@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.cpu import cores
@@ -23,10 +24,11 @@ from jaxgpt.data.prepared.documents import beginning, check_first, read_pieces, 
 from jaxgpt.data.prepared.dropped import Repeats, count_skipped
 from jaxgpt.data.prepared.index import SPLITS, Index, write_index
 from jaxgpt.data.prepared.older_outputs import check_older_cuts
-from jaxgpt.data.prepared.output import new_output, open_index, set_tokenizer, settings_entry
+from jaxgpt.data.prepared.output import new_output, open_index, set_tokenizer
 from jaxgpt.data.prepared.piece_batches import batches_of, encode_in_threads
 from jaxgpt.data.prepared.piece_encoder import EncodedPiece, PieceEncoder
 from jaxgpt.data.prepared.repeated import repeated_text, structured_text
+from jaxgpt.data.prepared.settings import settings_entry
 from jaxgpt.data.prepared.shard_writer import ShardWriter
 from jaxgpt.data.prepared.shards import check_files, saved_tokenizer, token_dtype
 from jaxgpt.data.prepared.sources import Source, find_source
@@ -75,14 +77,12 @@ def prepare(
     if params.on_error == "fail":
         check_first(sources, params)
 
-    original = _named_tokenizer(params)
-    original_sha256 = hashlib.sha256(original.to_json().encode()).hexdigest() if original else ""
-    tokenizer = with_bos(original, params.bos) if original else None
-    bos_ids = list(document_bos(tokenizer)) if tokenizer else []
-    _check_id_width(params, tokenizer.vocab_size if tokenizer else params.vocab_size)
+    chosen = _choose_tokenizer(params)
+    _check_id_width(params, chosen.vocab_size)
+    settings = settings_entry(params, sources, chosen.sha256, chosen.bos_ids)
 
     with new_output(out):
-        index = open_index(out, settings_entry(params, sources, original_sha256, bos_ids), sources, note)
+        index = open_index(out, settings, sources, note)
         if index["complete"]:
             check_files(out, index, checksums=True)
             saved_tokenizer(out, index)
@@ -92,10 +92,10 @@ def prepare(
         for text in _notes_before(out, index, sources, params):
             note(text)
         if "tokenizer" not in index:
+            tokenizer = chosen.tokenizer
             if tokenizer is None:
-                sample = partial(sample_text, sources, params)
-                tokenizer = train_bpe_on_sample(sample, params.vocab_size, BPE_SAMPLE)
-            set_tokenizer(out, index, tokenizer, params.tokenizer, bos_ids)
+                tokenizer = _train_tokenizer(sources, params)
+            set_tokenizer(out, index, tokenizer, params.tokenizer, chosen.bos_ids)
         _write_remaining(out, index, sources, params, progress)
         if params.separator and not _is_divided(index, sources):
             note(
@@ -105,23 +105,50 @@ def prepare(
         return index
 
 
-def _named_tokenizer(params: PrepareParams) -> Tokenizer | None:
-    """Return the tokenizer of `params.tokenizer`, or None for `bpe`, which is trained on the sources.
+class _ChosenTokenizer(NamedTuple):
+    """The tokenizer that the parameters name, or the properties of the BPE that will be trained."""
+
+    tokenizer: Tokenizer | None  # None: a BPE is trained on the sources
+    vocab_size: int  # maximum number of tokens if a BPE is trained
+    sha256: str  # SHA-256 of tokenizer.json, without the changes of the parameter `bos`; "": a BPE is trained
+    bos_ids: list[int]  # ids before each document
+
+
+def _choose_tokenizer(params: PrepareParams) -> _ChosenTokenizer:
+    """Return the tokenizer of the parameters.
 
     Raises:
-        UserError: if the tokenizer has no end-of-text token, or `params.bos` is yes for `bpe`.
+        UserError: if the tokenizer has no end-of-text token, or lacks the beginning-of-text token of `params.bos` yes.
     """
-    name = params.tokenizer
-    if name == "bpe":
+    if params.tokenizer == "bpe":
         if params.bos == "yes":
             raise UserError(
                 "--bos yes: a trained bpe has no beginning-of-text token; use --bos auto, or a different tokenizer"
             )
-        return None
-    tokenizer = None if name in FROM_TEXT or name == "ids" else make_tokenizer(name)
+        return _ChosenTokenizer(None, params.vocab_size, sha256="", bos_ids=[])
+
+    original = _named_tokenizer(params.tokenizer)
+    tokenizer = with_bos(original, params.bos)
+    return _ChosenTokenizer(
+        tokenizer=tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        sha256=hashlib.sha256(original.to_json().encode()).hexdigest(),
+        bos_ids=list(document_bos(tokenizer)),
+    )
+
+
+def _named_tokenizer(name: str) -> Tokenizer:
+    """Return a tokenizer with an end-of-text token, by its name; raise `UserError` if it has no such token."""
+    needs_data = name in FROM_TEXT or name == "ids"
+    tokenizer = None if needs_data else make_tokenizer(name)
     if tokenizer is None or tokenizer.eos_id is None:
         raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
     return tokenizer
+
+
+def _train_tokenizer(sources: Sequence[Source], params: PrepareParams) -> Tokenizer:
+    """Train a BPE on a sample of the sources."""
+    return train_bpe_on_sample(partial(sample_text, sources, params), params.vocab_size, BPE_SAMPLE)
 
 
 def _check_id_width(params: PrepareParams, vocab_size: int) -> None:
@@ -251,14 +278,16 @@ def _counts(index: Index) -> str:
 def _write_piece(
     piece: EncodedPiece, writers: Mapping[str, ShardWriter], index: Index, repeats: Repeats | None
 ) -> bool:
-    """Write or drop a piece, and count it in the index; return whether it completes a shard."""
+    """Write, drop or skip a piece, and count it in the index; return whether it completes a shard."""
     if piece.error:
         count_skipped(index["skipped"], piece.error, piece.file, piece.lost)
-    if repeats is not None and not piece.is_short:
-        repeats.add(piece.begins_document, piece.identity)
-    reason = _drop_reason(piece, repeats)
-    if reason:
-        index["dropped"][reason] += piece.begins_document
+    if piece.is_skipped:
+        return False
+    if piece.is_short:
+        index["dropped"]["short"] += 1
+        return False
+    if repeats is not None and repeats.add(piece.begins_document, piece.identity):
+        index["dropped"]["repeated"] += piece.begins_document
         return False
 
     index["markers"] += piece.markers
@@ -267,15 +296,6 @@ def _write_piece(
     writer.entry["documents"] += piece.begins_document
     writer.entry["bytes"] += piece.size
     return is_complete
-
-
-def _drop_reason(piece: EncodedPiece, repeats: Repeats | None) -> str:
-    """Return the entry of `dropped` in the index that counts the document of a piece; "": the piece is written."""
-    if piece.is_short:
-        return "short"
-    if repeats is not None and repeats.is_repeat:
-        return "repeated"
-    return ""
 
 
 def _no_documents(index: Index) -> UserError:
