@@ -14,21 +14,22 @@ from jaxgpt.errors import UserError, short_repr
 
 TEMPLATE = "tokenizer.chat_template"  # key of the default template; with the suffix .NAME: of a named template
 TEMPLATES = "tokenizer.chat_templates"  # names of templates
-# Map from the names of special tokens, as in transformers, to their keys in the metadata.
-SPECIAL = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "eot": "eot_token_id",
-    "eom": "eom_token_id",
-    "pad": "padding_token_id",
-    "unk": "unknown_token_id",
-}
+# Keys of the ids of special tokens in the metadata.
+BOS = f"{GGML}bos_token_id"
+EOS = f"{GGML}eos_token_id"
+EOT = f"{GGML}eot_token_id"  # end of a turn
+EOM = f"{GGML}eom_token_id"  # end of a message, after a call of a tool
+PAD = f"{GGML}padding_token_id"
+UNK = f"{GGML}unknown_token_id"
+END_KEYS = (EOS, EOT, EOM)  # llama.cpp stops at each of these ids
+# Names in tokenizer_config.json; the other keys have no name there.
+NAMES = {BOS: "bos_token", EOS: "eos_token", PAD: "pad_token", UNK: "unk_token"}
 NO_TOKEN = 2**32 - 1  # llama.cpp's -1 as an unsigned integer, for a special token that the model lacks
-SENTENCEPIECE_IDS = {"unk": 0, "bos": 1, "eos": 2}  # defaults of the tokenizer "llama"
+SENTENCEPIECE_IDS = {UNK: 0, BOS: 1, EOS: 2}  # defaults of the tokenizer "llama"
 # Control tokens that end a turn; llama.cpp recognizes them by name.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>")
 # Variables of chat templates that llama.cpp defines, and the keys of their ids.
-LLAMACPP_VARIABLES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+LLAMACPP_VARIABLES = {"bos_token": BOS, "eos_token": EOS}
 
 
 def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialTokens:
@@ -37,22 +38,28 @@ def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialToken
     Raises:
         UserError: if the id of a token is not an integer below the number of tokens.
     """
+    template = _templates(metadata)
+    entries: dict[str, Any] = {} if template is None else {"chat_template": template}
     tokens = read_array(metadata, "tokens", str, where)
     types = read_array(metadata, "token_type", int, where)
-    template = _templates(metadata)
-    names: dict[str, Any] = {} if template is None else {"chat_template": template}
     if not tokens:
-        return SpecialTokens({}, names)
-    ids = _special_ids(metadata, tokens, where)
-    turn_ends = [i for i, token in enumerate(tokens) if token in TURN_ENDS and types[i : i + 1] == [CONTROL]]
+        return SpecialTokens({}, entries)
 
-    generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
-    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
-    ends = list(dict.fromkeys(ends + turn_ends))
+    ids = _read_ids(metadata, len(tokens), where)
+    for key, name in NAMES.items():
+        if key in ids:
+            entries[name] = tokens[ids[key]]
+
+    generation: dict[str, Any] = {}
+    if BOS in ids:
+        generation["bos_token_id"] = ids[BOS]
+    if PAD in ids:
+        generation["pad_token_id"] = ids[PAD]
+    turn_ends = [i for i, token in enumerate(tokens) if token in TURN_ENDS and types[i : i + 1] == [CONTROL]]
+    ends = list(dict.fromkeys([*(ids[key] for key in END_KEYS if key in ids), *turn_ends]))
     if ends:
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    names |= {f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "pad", "unk") if name in ids}
-    return SpecialTokens(generation, names)
+    return SpecialTokens(generation, entries)
 
 
 def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
@@ -67,46 +74,50 @@ def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None
     return [{"name": "default", "template": default}, *named] if named else default
 
 
-def _special_ids(metadata: Mapping[str, Any], tokens: list[str], where: str) -> dict[str, int]:
-    """Return the ids of special tokens, keyed by the names in `SPECIAL`."""
+def _read_ids(metadata: Mapping[str, Any], vocab_size: int, where: str) -> dict[str, int]:
+    """Return the ids of special tokens, keyed as in the metadata; raise `UserError` for an id outside the vocabulary."""
     ids: dict[str, int] = {}
     if metadata.get(f"{GGML}model") == "llama":
-        ids = {name: i for name, i in SENTENCEPIECE_IDS.items() if i < len(tokens)}
-    for name, key in SPECIAL.items():
-        value = metadata.get(f"{GGML}{key}")
+        ids = {key: i for key, i in SENTENCEPIECE_IDS.items() if i < vocab_size}
+    for key in (*END_KEYS, BOS, PAD, UNK):
+        value = metadata.get(key)
         if value is None or value == NO_TOKEN:
             continue
-        if type(value) is not int or not 0 <= value < len(tokens):
-            raise UserError(f"{where}: {GGML}{key} must be an id below {len(tokens)}: {short_repr(value)}; {OTHER}")
-        ids[name] = value
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise UserError(f"{where}: {key} must be an id below {vocab_size}: {short_repr(value)}; {OTHER}")
+        ids[key] = value
     return ids
 
 
 def describe_special_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> dict[str, Any]:
     """Return the metadata of the special tokens and chat templates; `tokens`: token of each id in the file."""
     ids = _described_ids(tokenizer)
-    metadata: dict[str, Any] = {f"{GGML}{key}": i for key, i in ids.items()}
-    metadata[f"{GGML}add_bos_token"] = bool(tokenizer.bos_ids)
+    metadata: dict[str, Any] = {**ids, f"{GGML}add_bos_token": bool(tokenizer.bos_ids)}
 
-    defined = {name: tokens[ids[key]] for name, key in LLAMACPP_VARIABLES.items() if key in ids}
-    names: list[str] = []
+    defined = {variable: tokens[ids[key]] for variable, key in LLAMACPP_VARIABLES.items() if key in ids}
+    suffixes: list[str] = []
     for name, source in tokenizer.special.templates.items():
         template = _described_template(tokenizer.special, source, defined)
         if name == "default":
             metadata[TEMPLATE] = template
         else:
-            names.append(re.sub(r"[^A-Za-z0-9]", "_", name))
-            metadata[f"{TEMPLATE}.{names[-1]}"] = template
-    if names:
-        metadata[TEMPLATES] = names
+            suffix = re.sub(r"[^A-Za-z0-9]", "_", name)  # as in llama.cpp's package gguf
+            suffixes.append(suffix)
+            metadata[f"{TEMPLATE}.{suffix}"] = template
+    if suffixes:
+        metadata[TEMPLATES] = suffixes
     return metadata
 
 
 def _described_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of a tokenizer's special tokens, keyed as in the metadata."""
-    ids: dict[str, Any] = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.end_ids, strict=False))
-    ids["bos_token_id"] = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
-    ids["padding_token_id"] = tokenizer.special.generation.get("pad_token_id")
+    """Return the ids of a tokenizer's special tokens, keyed as in the metadata.
+
+    End ids have an order, but no names, so the second and third id get the keys of eot and eom: llama.cpp stops at all three.
+    A fourth id has no key: llama.cpp stops at it only if it recognizes the name of its token (`TURN_ENDS`).
+    """
+    ids: dict[str, int | None] = dict(zip(END_KEYS, tokenizer.end_ids, strict=False))
+    ids[BOS] = next(iter(tokenizer.bos_ids), tokenizer.special.bos_id)
+    ids[PAD] = tokenizer.special.generation.get("pad_token_id")
     return {key: i for key, i in ids.items() if i is not None}
 
 
