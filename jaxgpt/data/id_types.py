@@ -6,17 +6,16 @@ import numpy as np
 
 from jaxgpt.errors import UserError
 
-CHECKED = 1 << 12  # 16-bit values per block of the check for wider types
+CHECKED = 1 << 12  # 16-bit values per checked block
 CHECKED_BLOCKS = 64  # number of blocks checked in a large file
-# Minimum number of nonzero ids of a wider type. 16-bit ids look like a wider type by chance in one of 2**32 files.
-NONZERO = 32
+MIN_NONZERO = 32  # minimum number of nonzero ids for a decision: few nonzero 16-bit ids may have this pattern by chance
 
 
 def check_raw_ids(ids: np.memmap) -> None:
     """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
 
-    Small ids of a wider type have a zero in all but one of their 16-bit parts. Real 16-bit ids have no such pattern. Files with
-    fewer than `NONZERO` nonzero ids, or with nonzero ids only at regular places (`_has_ids`), are not rejected.
+    Small ids of a wider type have a zero in all but one of their 16-bit parts, unlike 16-bit ids of a text. Files with fewer
+    than `MIN_NONZERO` nonzero ids, or with ids at regular places among zeros (`_are_ids`), are not rejected.
     """
     kind = _wider_type(_checked_values(ids))
     if not kind:
@@ -45,7 +44,7 @@ def _wider_type(values: np.ndarray) -> str:
         high = parts[..., 1:]
         is_padding = (high == 0xFFFF).all(axis=-1) & (low >= 0x8000)
         is_small = (high == 0).all(axis=-1)
-        if (is_small | is_padding).all() and _has_ids(np.where(is_padding, 0, low)):
+        if (is_small | is_padding).all() and _are_ids(np.where(is_padding, 0, low)):
             return f"ids of {kind}"
 
     # Floating-point numbers that are integers below 2^24.
@@ -55,21 +54,23 @@ def _wider_type(values: np.ndarray) -> str:
         is_finite = np.isfinite(numbers)
         is_id[is_finite] = numbers[is_finite] == np.floor(numbers[is_finite])
         is_id &= (numbers >= 0) & (numbers < 2.0**24)
-        if is_id.all() and _has_ids(numbers):
+        if is_id.all() and _are_ids(numbers):
             return f"numbers of {kind}"
     return ""
 
 
-def _has_ids(numbers: np.ndarray) -> bool:
-    """Return whether numbers `[blocks, n]` are ids of a wider type, not 16-bit ids with zeros at regular places.
+def _are_ids(numbers: np.ndarray) -> bool:
+    """Return whether numbers of a wider type `[blocks, n]` are ids, not 16-bit ids at regular places among zeros.
 
-    One id repeated between zeros, such as 5, 0, 5, 0 or 5, 0, 0, 0, may also be 16-bit ids, so the result is False.
+    For example, the 16-bit ids 5, 0, 5, 0 are also the 32-bit numbers 5, 5, and 5, 0, 0, 0, 5, 0, 0, 0 are also 5, 0, 5, 0.
     """
-    row, column = np.nonzero(numbers)
-    if len(row) < NONZERO:
+    block, index = np.nonzero(numbers)
+    if len(index) < MIN_NONZERO:
         return False
-    is_same_row = row[1:] == row[:-1]
-    distances = np.unique(np.diff(column)[is_same_row])
-    if len(distances) != 1:
-        return len(distances) > 1
-    return bool(distances[0] == 1 and len(np.unique(numbers[row, column])) > 1)
+
+    is_same_block = block[1:] == block[:-1]
+    distances = np.unique(np.diff(index)[is_same_block]).tolist()
+    if distances == [1]:  # no zeros among the numbers
+        return len(np.unique(numbers[block, index])) > 1
+    are_irregular = len(distances) > 1
+    return are_irregular
