@@ -63,6 +63,21 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         raise UserError(f"{_reason(e)} See {command} --help.") from None
 
 
+def parse_options(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
+    """Parse words into the given arguments of a function that is not a command, such as the options in an option's value.
+
+    Raises:
+        UserError: if an option is unknown or invalid.
+    """
+    app = App(default_parameter=EVERY, config=_check_words, help_flags=(), version_flags=())
+    app.default(function)
+    try:
+        _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    except CycloptsError as e:
+        raise UserError(_reason(e)) from None
+    return dict(bound.arguments)
+
+
 def _reason(error: CycloptsError) -> str:
     """Return what is wrong with the words of a command line, in one line."""
     if isinstance(error, UnknownOptionError):

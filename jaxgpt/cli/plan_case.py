@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxgpt.cli.parse import parse
+from jaxgpt.cli.options import NO_SETTINGS, GivenSettings
+from jaxgpt.cli.parse import parse_options
 from jaxgpt.cli.settings import given_model, named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, did_you_mean
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology
     from jaxgpt.plan.work import Work
 
-# Options that apply to both plans, so --against rejects them.
-NOT_IN_AGAINST = ("against", "meshes", "decode", "estimate", "json")
+AGAINST = '--against takes settings, --topology and --slices in quotes, such as "--mesh.tensor 4"'
 
 
 class Case(NamedTuple):
@@ -36,22 +36,22 @@ class Case(NamedTuple):
 
 def make_case(target: str, topology: str, slices: int, settings: Mapping[str, Any]) -> Case:
     """Resolve the settings of a plan; raise `UserError` if they are invalid."""
-    config = with_vocab(with_settings(_base(target), settings))
-    if config.train.epochs:
-        raise UserError(
-            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
-            "use --train.steps N --train.epochs 0"
-        )
     from jaxgpt.plan.attention import attention_of
     from jaxgpt.plan.estimate import resolve_mesh
     from jaxgpt.plan.shapes import SHAPES
     from jaxgpt.plan.topology import parse_topology
     from jaxgpt.post.plan import work_of
 
+    config = with_vocab(with_settings(_base(target), settings))
+    if config.train.epochs:
+        raise UserError(
+            f"train.epochs {config.train.epochs:g} needs the number of tokens, which plan does not count: "
+            "use --train.steps N --train.epochs 0"
+        )
+    has_steps = target not in SHAPES or "train.steps" in settings
+
     chips = parse_topology(topology, slices)
     config, remark = resolve_mesh(config, chips)
-    attention = attention_of(config, chips)
-    has_steps = target not in SHAPES or "train.steps" in settings
     step_config, work = work_of(config)
     return Case(
         title=target,
@@ -60,7 +60,7 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
         work=work,
         objective=_objective(config),
         steps=config.train.steps if has_steps else 0,
-        attention=attention,
+        attention=attention_of(config, chips),
         remark=remark,
     )
 
@@ -80,21 +80,38 @@ def _objective(config: Config) -> str:
 
 
 def other_case(target: str, topology: str, slices: int, settings: Mapping[str, Any], against: str) -> Case:
-    """Resolve the settings of a plan with further options, as on a command line.
+    """Resolve the settings of a plan with the further options of --against.
+
+    Args:
+        target: target of both plans.
+        topology: topology, unless `against` has --topology.
+        slices: number of slices, unless `against` has --slices.
+        settings: settings of the first plan, which the settings in `against` override.
+        against: options as on a command line, such as `--mesh.tensor 4`.
 
     Raises:
-        UserError: if an option is invalid, or is not an option of a plan.
+        UserError: if `against` is empty, or an option is unknown or invalid.
     """
     try:
         words = shlex.split(against)
     except ValueError as e:
         raise UserError(f"--against {against!r}: {e}") from None
-    _, bound = parse(["plan", target, "--topology", topology, "--slices", str(slices), *words])
-    given = bound.arguments
-    if not words or any(given.get(name) for name in NOT_IN_AGAINST):
-        raise UserError('--against takes settings, --topology and --slices in quotes, such as "--mesh.tensor 4"')
-    both = {**settings, **given.get("settings", {})}
-    return make_case(target, given["topology"], given["slices"], both)
+    if not words:
+        raise UserError(AGAINST)
+    try:
+        changes = parse_options(_changes, words)
+    except UserError as e:
+        raise UserError(f"{AGAINST}: {e}") from None
+    return make_case(
+        target,
+        topology=changes.get("topology", topology),
+        slices=changes.get("slices", slices),
+        settings={**settings, **changes.get("settings", {})},
+    )
+
+
+def _changes(*, topology: str = "", slices: int = 1, settings: GivenSettings = NO_SETTINGS) -> None:
+    """The options of --against: they change the hardware or the settings of a plan, and are only parsed."""
 
 
 def _base(target: str) -> Config:
@@ -111,7 +128,7 @@ def _base(target: str) -> Config:
     model = given_model(target)
     if model:
         raise UserError(
-            f"{target} was trained with the model {model}, given in Python: plan it with "
-            f"jaxgpt.plan.train_step.compile_step(config, topology, model={model}(config.model))"
+            f"{target} was trained with the model {model}, given in Python: plan it in Python, with "
+            f"jaxgpt.plan.train_step.compile_step"
         )
     return config

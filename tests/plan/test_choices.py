@@ -112,6 +112,7 @@ def test_a_decode_step_to_compare_needs_the_compilers_of_both_plans(monkeypatch:
         ("--mesh.tenser 2", "Unknown option: --mesh.tenser"),
         ("--mesh.tensor 3", "mesh.tensor 3 does not divide"),
         ("--json", "--against takes settings"),
+        ("--mesh.tensor 2 --help", "--against takes settings"),
         ("'", "No closing quotation"),
     ],
 )
