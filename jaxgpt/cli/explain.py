@@ -52,7 +52,8 @@ def explain(
         lm = load(run, checkpoint, weights)
     ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     note_sampling(lm, sampling)
-    choice = explain_token(lm, ids or "", key=seed, **sampling)
+    new_text = ""  # an empty list of ids is not a prompt
+    choice = explain_token(lm, ids or new_text, key=seed, **sampling)
 
     probability_V = choice.probability_V
     most_probable = np.argsort(-probability_V, kind="stable")[:show]

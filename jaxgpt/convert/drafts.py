@@ -17,7 +17,14 @@ OF_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx")  # suffixes
 
 def check_new(target: Path) -> None:
     """Raise `UserError` if a path exists, unless it is an empty directory."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    is_empty_directory = target.is_dir() and not any(target.iterdir())
+    if not is_empty_directory:
+        _check_missing(target)
+
+
+def _check_missing(target: Path) -> None:
+    """Raise `UserError` if a path exists."""
+    if target.exists():
         raise UserError(f"{target} already exists: choose a different name, or remove it")
 
 
@@ -49,8 +56,7 @@ def new_directory(target: Path) -> Iterator[Path]:
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
     """Yield the path of a draft file, as `new_directory` does for a directory."""
-    if target.exists():
-        raise UserError(f"{target} already exists: choose a different name, or remove it")
+    _check_missing(target)
     with _draft(target, f"new{target.suffix}") as draft:
         yield draft
 

@@ -1,4 +1,8 @@
-"""Settings of a run as trackers receive them: without the directories of paths."""
+"""Settings of a run as trackers receive them: without the directories of paths.
+
+Every text may be a path, also in a setting that is added later, so by default a tracker receives only the text after its last
+slash. `SHORTENED` has the exceptions.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,6 @@ from typing import Any
 
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.reward_words import shown_reward
-
-
-def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run as trackers receive them, with paths reduced to their last names (`SHORTENED`)."""
-    sent = {}
-    for name, value in settings.items():
-        shorten = SHORTENED.get(name, last_name)
-        if isinstance(value, str):
-            value = shorten(value)
-        elif isinstance(value, list | tuple):
-            value = [shorten(each) if isinstance(each, str) else each for each in value]
-        sent[name] = value
-    return sent
 
 
 def last_name(path: str) -> str:
@@ -35,12 +26,12 @@ def _run_and_step(checkpoint: str) -> str:
 
 
 def _source(word: str) -> str:
-    """Shorten the path of PATH=WEIGHT, a word of `data.mix`."""
+    """Shorten the path of PATH=WEIGHT, a word of `data.mix`; other words, such as `@TOKENS`, have no path."""
     path, equals, weight = word.rpartition("=")
     return f"{last_name(path)}{equals}{weight}"
 
 
-# Functions that shorten the values of settings that are not a single path, keyed by dotted name; other values may be paths.
+# Functions that shorten settings that are not a single path, keyed by dotted name; `str` keeps the text.
 SHORTENED: Mapping[str, Callable[[str], str]] = {
     "train.prompt": str,
     "data.answer_tokens": str,
@@ -51,3 +42,17 @@ SHORTENED: Mapping[str, Callable[[str], str]] = {
     "post.reference": _run_and_step,
     "post.reward": shown_reward,
 }
+
+
+def settings_to_send(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as trackers receive them; `settings`: values keyed by dotted name."""
+    sent: dict[str, Any] = {}
+    for name, value in settings.items():
+        shorten = SHORTENED.get(name, last_name)
+        if isinstance(value, str):
+            sent[name] = shorten(value)
+        elif isinstance(value, list | tuple):
+            sent[name] = [shorten(each) if isinstance(each, str) else each for each in value]
+        else:
+            sent[name] = value
+    return sent

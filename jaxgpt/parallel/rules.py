@@ -84,7 +84,7 @@ def rules_for(
         model: the architecture.
         mesh: the devices.
         rules: the complete sharding table.
-        rows: number of rows of a batch; 0: always sharded.
+        rows: number of rows of a batch; 0: any number that the mesh divides.
         length: number of positions of a row; 0: `model.block_size`.
     """
     sizes = {
@@ -107,7 +107,7 @@ def rules_for(
     table = dict(rules)
     for name, size in sizes.items():
         ways = math.prod(mesh.shape[axis] for axis in rules[name])
-        if size % ways:
+        if size % ways:  # a size of 0 stays sharded
             table[name] = ()
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,20 +40,36 @@ def split_card(card: str) -> Card:
 
 def original_card(run: Path, config: Config) -> str:
     """Return the card that a run, or a run that it descends from, was imported with, or ""."""
-    seen: set[Path] = set()
-    while run.resolve() not in seen:
-        seen.add(run.resolve())
-        card = read_card(run)
-        if card or not config.init_from:
+    for directory in _lineage(run, config):
+        card = read_card(directory)
+        if card:
             return card
-        recorded, _ = parse_checkpoint(config.init_from)
-        next_to_run = run.absolute().parent / recorded.name
-        run = recorded if recorded.is_dir() else next_to_run
-        try:
-            config = Run(run).config()
-        except (OSError, UserError):  # a missing or damaged run has no further ancestors
-            return read_card(run)
     return ""
+
+
+def _lineage(run: Path, config: Config) -> Iterator[Path]:
+    """Yield the directory of a run, of the run that its initial weights are from, and so on, each once."""
+    seen: set[Path] = set()
+    directory = run
+    init_from = config.init_from
+    while directory.resolve() not in seen:
+        seen.add(directory.resolve())
+        yield directory
+        if not init_from:
+            return
+        directory = _initial_run(directory, init_from)
+        try:
+            init_from = Run(directory).config().init_from
+        except (OSError, UserError):  # a missing or damaged run has no known ancestors
+            init_from = ""
+
+
+def _initial_run(directory: Path, init_from: str) -> Path:
+    """Return the directory of the run in `init_from`, or next to the run that was initialized, if both were moved."""
+    recorded, _ = parse_checkpoint(init_from)
+    if recorded.is_dir():
+        return recorded
+    return directory.absolute().parent / recorded.name
 
 
 def read_card(directory: Path) -> str:
