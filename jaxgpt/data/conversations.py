@@ -15,13 +15,14 @@ from jaxgpt.data.chat.files import find_files, no_conversations, read_chats
 from jaxgpt.data.chat.messages import is_known_role
 from jaxgpt.data.chat.omitted import omitted_calls, omitted_messages, omitted_tools
 from jaxgpt.data.chat.records import ChatRecord, Pair
-from jaxgpt.data.examples import hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.example_notes import describe_conversations, notes_on_split, notes_on_templates
+from jaxgpt.data.examples import hold_out
 from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.continuation import encode_continuation
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
@@ -98,7 +99,10 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
     packed = pack_conversations(itertools.chain(*split.train), config.window)
     packed_val = pack_conversations(itertools.chain(*split.val), config.window)
 
-    notes = [_described([*split.train, *split.val], path), f"windows {packed.fill(config.window):.1%} full"]
+    notes = [
+        describe_conversations([*split.train, *split.val], path),
+        f"windows {packed.fill(config.window):.1%} full",
+    ]
     notes += notes_on_templates(formats)
     truncated = truncated_train + truncated_val
     if truncated:
@@ -142,20 +146,6 @@ def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequ
         if kept:
             remaining.append(kept)
     return remaining, truncated
-
-
-def _described(conversations: Sequence[Sequences], path: Path) -> str:
-    """Describe conversations: their number, the number of answers, and the fraction of predicted ids that are targets."""
-    answers = 0
-    targets = 0
-    predicted = 0
-    for _, is_target in itertools.chain(*conversations):
-        begins = is_target[1:] & ~is_target[:-1]
-        answers += int(begins.sum()) + int(is_target[0])
-        targets += int(is_target[1:].sum())
-        predicted += len(is_target) - 1
-    counts = f"{plural(len(conversations), 'conversation')} with {plural(answers, 'answer')}"
-    return f"{counts} in {path}; loss on {targets / predicted:.1%} of the tokens"
 
 
 def _key(sequences: Sequences) -> tuple[bytes, ...]:

@@ -1,22 +1,18 @@
-"""Separate examples, such as preference pairs or prompts: read them as a split, hold some out, and describe the result."""
+"""Separate examples, such as preference pairs or prompts: read them as a split, and hold some out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxgpt.data.chat.encoding import ChatFormat
 from jaxgpt.data.chat.files import Files
 from jaxgpt.data.files.skipped import UnusableRecord
-from jaxgpt.errors import plural, short_repr
 
 T = TypeVar("T")
-
-MIN_HELD_OUT = 20  # minimum number of validation examples for comparing runs
 
 
 class DoesNotFit(UnusableRecord):
@@ -90,36 +86,3 @@ def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: C
     seen = {key(example) for example in train}
     held_out = [example for example in val if key(example) not in seen]
     return Splits(train, held_out, copies=len(val) - len(held_out))
-
-
-def notes_on_templates(forms: Sequence[ChatFormat | None]) -> list[str]:
-    """Return notes about the text that chat templates add to answers, and the warnings of formats; skip None (no template)."""
-    notes = []
-    for form in dict.fromkeys(filter(None, forms)):
-        if form.added_target:
-            notes.append(f"the chat template adds {short_repr(form.added_target)} to answers, a target")
-        if form.warning:
-            notes.append(f"warning: {form.warning}")
-    return notes
-
-
-def notes_on_split(files: Files, examples: Splits[Any], what: str, measure: str = "loss") -> list[str]:
-    """Return notes about unused files and held-out examples.
-
-    Args:
-        files: files of the examples, by split.
-        examples: the examples by split.
-        what: word for the examples in the plural, such as "prompts".
-        measure: name of the number for comparing runs.
-    """
-    notes = []
-    if files.unused:
-        notes.append(f"{plural(len(files.unused), 'file')} not used, such as {files.unused[0]}")
-    if examples.copies:
-        notes.append(f"{examples.copies:,} not held out, because they are also among the training {what}")
-    held_out = len(examples.val)
-    if 0 < held_out < MIN_HELD_OUT:
-        notes.append(
-            f"{held_out} held out, fewer than {MIN_HELD_OUT}: hold out more to compare runs by their {measure}"
-        )
-    return notes

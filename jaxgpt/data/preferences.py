@@ -18,7 +18,8 @@ from jaxgpt.data.chat.files import find_files, has_usable, read_files
 from jaxgpt.data.chat.omitted import omitted_messages
 from jaxgpt.data.chat.records import ChatRecord, Pair
 from jaxgpt.data.conversations import Formats, encode_conversation, formats_of
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out, notes_on_split, notes_on_templates
+from jaxgpt.data.example_notes import describe_preferences, notes_on_split, notes_on_templates
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out
 from jaxgpt.data.files.skipped import Skipped, reason_of
 from jaxgpt.data.preference_records import (
     EXAMPLE,
@@ -29,7 +30,7 @@ from jaxgpt.data.preference_records import (
     read_preference,
 )
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.errors import UserError, plural
+from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 
@@ -121,7 +122,7 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
         raise no_preferences(path, skipped)
 
     split = hold_out(train, val, files, config.data.train_fraction, key_of)
-    notes = [_described([*split.train, *split.val], path, config)]
+    notes = [describe_preferences([*split.train, *split.val], path, config.window)]
     notes += notes_on_templates(formats)
     notes += notes_on_split(files, split, "pairs")
     return LoadedPreferences(
@@ -203,26 +204,6 @@ def prompt_ids(text: Conversation) -> np.ndarray:
 def key_of(pair: Preference) -> tuple[bytes, bytes]:
     """Return a hashable value that is equal for equal pairs."""
     return pair.chosen.ids.tobytes(), pair.rejected.ids.tobytes()
-
-
-def _described(pairs: Sequence[Preference], path: Path, config: Config) -> str:
-    """Describe pairs: their number, the lengths of their answers, the filled fraction of the windows, and truncated texts."""
-    T = config.window
-    lengths = [len(text.ids) for pair in pairs for text in pair]
-    chosen = np.mean([pair.chosen.is_target.sum() for pair in pairs])
-    rejected = np.mean([pair.rejected.is_target.sum() for pair in pairs])
-    fill = np.minimum(np.array(lengths) - 1, T).sum() / (len(lengths) * T)
-    note = (
-        f"{plural(len(pairs), 'preference pair')} in {path}; answers of {chosen:.1f} (chosen) and {rejected:.1f} (rejected) "
-        f"tokens on average; windows {fill:.1%} full"
-    )
-    longest = max(lengths) - 1
-    if longest <= T // 2:
-        note += f" (--data.window {longest} holds all pairs)"
-    truncated = sum(length > T + 1 for length in lengths)
-    if truncated:
-        note += f"; {truncated:,} of {len(lengths):,} texts truncated to {T + 1:,} tokens"
-    return note
 
 
 def are_preferences(path: Path) -> bool:

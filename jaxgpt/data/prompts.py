@@ -16,11 +16,12 @@ from jaxgpt.data.chat.messages import plain_message
 from jaxgpt.data.chat.omitted import omitted_messages
 from jaxgpt.data.chat.records import ChatRecord
 from jaxgpt.data.conversations import Formats, formats_of
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out, notes_on_split
+from jaxgpt.data.example_notes import notes_on_prompts, notes_on_split
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out
 from jaxgpt.data.files.skipped import Skipped, UnusableRecord, reason_of
-from jaxgpt.data.prompt_records import ALL_COLUMNS, fields_for_reward, no_prompts, read_prompt
+from jaxgpt.data.prompt_records import ALL_COLUMNS, no_prompts, read_prompt
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 
 
@@ -96,7 +97,7 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
         raise no_prompts(path, skipped)
 
     split = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
-    notes = _notes_on_prompts([*split.train, *split.val], path, formats)
+    notes = notes_on_prompts([*split.train, *split.val], path, formats)
     if not stop_ids(tokenizer, config.data):
         check_without_end(config)
         notes.append(note_without_end(config))
@@ -131,23 +132,6 @@ def read_prompts(
             for role in omitted_messages(record.chat, form.template):
                 skipped.count_omitted(where, role)
     return prompts
-
-
-def _notes_on_prompts(prompts: Sequence[Prompt], path: Path, formats: Formats) -> list[str]:
-    """Describe prompts: their number and lengths, warnings of their formats, and fields that only the reward sees."""
-    lengths = [len(prompt.ids) for prompt in prompts]
-    notes = [
-        f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"
-    ]
-    for form in dict.fromkeys(filter(None, formats)):
-        if form.warning:
-            notes.append(f"warning: {form.warning}")
-    only_for_reward = fields_for_reward(prompt.record for prompt in prompts)
-    if only_for_reward:
-        notes.append(
-            f"only the reward sees {', '.join(only_for_reward)}: write them into the prompt if the model needs them"
-        )
-    return notes
 
 
 def check_without_end(config: Config) -> None:
