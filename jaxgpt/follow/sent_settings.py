@@ -1,7 +1,7 @@
 """Settings of a run as trackers receive them: without the directories of paths.
 
-Every text may be a path, also in a setting that is added later, so by default a tracker receives only the text after its last
-slash. `SHORTENED` has the exceptions.
+Any text may be a path, including texts of future settings. By default, a tracker receives only the text after the last slash;
+`SHORTENED` has the exceptions.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def check_accepted(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def is_label_false(fields: Mapping[str, Any]) -> bool:
-    """Return whether a record has the `label` false, also as 0 or text."""
+    """Return whether the `label` of a record is false, 0, or one of these as text."""
     return _truth(fields.get(LABEL)) is False
 
 
