@@ -1,4 +1,4 @@
-"""Read and download files, with size limits and one-line errors."""
+"""Read files with a size limit, and download files with a checksum; errors have one line."""
 
 from __future__ import annotations
 

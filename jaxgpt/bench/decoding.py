@@ -77,7 +77,7 @@ def _decoding_weights(program: Program, device: jax.Device) -> Any:
 
 
 class _TextSeconds(NamedTuple):
-    """Seconds of a generated text."""
+    """Times to generate a text, in seconds."""
 
     first: float  # time to the first token
     token: float  # time per further token

@@ -164,7 +164,8 @@ def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
     """Train; add the command that resumes the run to the message of a failure.
 
     Raises:
-        TrainingFailed: if training fails; errors before the first saved step, such as a `UserError`, are raised unchanged.
+        TrainingFailed: if training fails. Errors without a note of the run, such as a `UserError` before the first step, are
+            raised unchanged.
     """
     from jaxgpt.checkpoint.new_run import NotReplaced
     from jaxgpt.trainer import loop

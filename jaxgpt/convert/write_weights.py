@@ -56,7 +56,10 @@ def rounded_weights(params: Any, config: ModelConfig, form: Format, dtype: str) 
 
 
 def _leaf(leaves: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
-    """Return a leaf of the exported model: a weight of the run or, if the run lacks it, a gate, a gain of 1 or a bias of 0."""
+    """Return a leaf of the exported model: a weight of the run, or its default.
+
+    The default is the up projection for a gate, 1 for a gain, and 0 for a bias.
+    """
     if path in leaves:
         return np.asarray(leaves[path], np.float32)
     gate = path.replace("/gate_proj/", "/up_proj/")

@@ -23,8 +23,8 @@ class Recorded:
     """Facts that checkpoints record next to the fingerprint of the data, to explain changes when a run is resumed.
 
     Attributes:
-        fingerprints: fingerprints of the sources of a mixture: of `Data.parts`; if a run is resumed, of all sources in its
-            settings. Empty: no mixture.
+        fingerprints: one for each source of a mixture; empty: no mixture. A new run records the open sources (`Data.parts`),
+            a resumed run all sources in its settings.
         boundary: number of training ids (token files) or of training files (records), if the names of the files determine
             the splits; otherwise None.
         files: digest of each file of a directory, keyed by relative path (`sources.file_digests`).

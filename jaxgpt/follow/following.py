@@ -80,7 +80,7 @@ def sole_follower(directory: Path, note: Callable[[str], None], poll: float) -> 
                 break
             except Locked as e:
                 if not is_noted:
-                    note(f"waiting for a different follower: {e}")
+                    note(f"waiting until the other `jaxgpt follow` exits: {e}")
                 is_noted = True
                 time.sleep(poll)
         yield

@@ -49,7 +49,7 @@ class RewardResult(NamedTuple):
 
     @property
     def part_means(self) -> dict[str, float]:
-        """The mean of each of several rewards, keyed by metric."""
+        """The mean of each entry of `parts`, keyed by metric."""
         return {name: float(value_B.mean()) for name, value_B in self.parts.items()}
 
     @property

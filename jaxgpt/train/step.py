@@ -187,7 +187,7 @@ def apply_gradients(
         ema = jax.tree.map(lambda mean, x: ema_decay * mean + (1 - ema_decay) * x, state.ema, new.params)
         new = new._replace(ema=ema)
 
-    # A bad update changes only the statistics.
+    # A bad update changes only the statistics and the step.
     if state.skip is not None:
         applied, skip = should_apply(state.skip, metrics["loss"], metrics["grad_norm"], spike_factor)
         kept = jax.tree.map(partial(jnp.where, applied), new, state)

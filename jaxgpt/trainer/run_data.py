@@ -24,7 +24,7 @@ def check_data(start: Start, config: Config, last: Info | None) -> None:
     """Check the data after the checkpoint `last`, before weights are read.
 
     Raises:
-        UserError: if a path of the data is missing, or a record of conversations is unreadable.
+        UserError: if a path is missing, or a record is not a conversation, preference pair or prompt, as the objective needs.
     """
     if start.data is None:
         check_sources(config, last.tokens if last else 0)

@@ -66,7 +66,8 @@ class MarkedAnswers(NamedTuple):
                     omitted.append(_span_of(renderings, n, whole))
                 continue
 
-            # A template may leave a message without content, or with calls, unmarked. The model still ends its turn.
+            # A template may leave a message without content, or with calls, unmarked. Its end is a target nevertheless: the
+            # model learns to end such a turn.
             is_target = turn.is_marked(targets) or message.get("tool_calls") or not message.get("content")
             if is_target:
                 targets.append((turn.answer_end, turn.turn_end))

@@ -42,7 +42,7 @@ def check_older_files(out: Path, index: Index, sources: Sequence[Source]) -> Non
 
 
 def check_older_cuts(out: Path, index: Index, tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if an unfinished directory of 0.1.0 has counted pieces that are cut differently now."""
+    """Raise `UserError` if 0.1.0 cut the texts of an unfinished directory differently: its count of pieces is not valid."""
     if not _is_older(index) or not index["pieces"]:
         return
     if pattern_after_digits(json.loads(tokenizer.to_json())["pre_tokenizer"]):
