@@ -63,61 +63,56 @@ class Rollouts(Feed):
         config = self.program.config
         epochs = config.post.rollout_epochs
         index = steps.start // len(steps)
-        rollout = self._sampled(index, state)
-        self._set_log_probabilities(rollout, state)
+        rollout = self._with_log_p(self._sampled(index, state), state)
 
         batches = []
         for epoch in range(epochs):
             number = index * epochs + epoch
             order = shuffled(np.arange(self.rows), self.rows, config.train.seed, number, "rollout")
-            for rows in np.split(order, len(steps) // epochs):
-                batch: RolloutBatch = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
-                batch["weight"] = token_weights(batch)
-                batches.append(batch)
+            batches += [batch_of(rollout, rows) for rows in np.split(order, len(steps) // epochs)]
         return batches
 
     def _sampled(self, index: int, state: TrainState) -> RolloutBatch:
         """Sample the answers of a rollout, and reward them."""
         config = self.program.config
-        post = config.post
-        prompts = [prompt for prompt in self.prompts_of(index) for _ in range(post.answers_per_prompt)]
+        per_prompt = config.post.answers_per_prompt
+        prompts = [prompt for prompt in self.prompts_of(index) for _ in range(per_prompt)]
         key = named_key(config.train.seed, "rollout", index)
         answers = sample(LM(config, self.program.weights(state.params), self.tokenizer), prompts, key)
         if self.reward is None:
             return rollout_batch(config, prompts, answers, None, {})
 
         rewards = reward_answers(self.reward, config, prompts, answers)
-        reward_PG = rewards.total_B.reshape(-1, post.group)
-        advantage_PG = advantages(reward_PG, VARIANTS[post.objective].advantage)
+        reward_PG = rewards.total_B.reshape(-1, per_prompt)
+        advantage_PG = advantages(reward_PG, VARIANTS[config.post.objective].advantage)
         has_spread_P = np.ptp(reward_PG, axis=1) > 0
-        metrics = rewards.metrics | {"equal_rewards": np.repeat(~has_spread_P, post.group)}
+        metrics = rewards.metrics | {"equal_rewards": np.repeat(~has_spread_P, per_prompt)}
         return rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
 
-    def _set_log_probabilities(self, rollout: RolloutBatch, state: TrainState) -> None:
-        """Set the log probabilities of the answers in training and, with a KL penalty, of the reference.
+    def _with_log_p(self, sampled: RolloutBatch, state: TrainState) -> RolloutBatch:
+        """Return a rollout with the log probabilities of the answers in training and, with a KL penalty, in the reference.
 
         The sampler must have computed the same probabilities as training, up to rounding. This is checked on the first answers
         (`checked_answers`), because checking all answers in float32 would take a quarter of the update. In bfloat16, the
         objective of rewards uses the log probabilities of training for all answers, so that the first ratio is 1.
         """
         config = self.program.config
-        rows = checked_answers(config)
-        windows_BT3 = rollout["windows"]
-        log_p_BT = np.array(rollout["log_p"])
+        windows_BT3 = sampled["windows"]
+        checked = slice(checked_answers(config))
         weights = self.program.weights(state.params)
-        trained_BT = np.array(self.program.call(self._log_p, weights, windows_BT3[:rows]))
-        difference_BT = np.abs(log_p_BT[:rows] - trained_BT)
+        trained_BT = np.array(self.program.call(self._log_p, weights, windows_BT3[checked]))
+        difference_BT = np.abs(sampled["log_p"][checked] - trained_BT)
         check_sampler(difference_BT, config.train.compute_dtype)
 
-        log_p_BT[:rows] = trained_BT
-        is_target_BT = windows_BT3[:rows, :, 1] >= 0
-        difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
-        mean_B = np.full(self.rows, difference_B.mean(), np.float32)
-        rollout["log_p"] = log_p_BT
-        rollout["metrics"] = {**rollout["metrics"], DIFFERENCE: mean_B}
+        log_p_BT = np.array(sampled["log_p"])
+        log_p_BT[checked] = trained_BT
+        difference = mean_difference(difference_BT, windows_BT3[checked])
+        metrics = {**sampled["metrics"], DIFFERENCE: np.full(self.rows, difference, np.float32)}
+        rollout: RolloutBatch = {**sampled, "log_p": log_p_BT, "metrics": metrics}
         if config.post.kl:
             reference_BT = self.program.call(self._log_p, self.program.reference, windows_BT3)
             rollout["reference_log_p"] = np.array(reference_BT)
+        return rollout
 
     def prompts_of(self, index: int) -> list[Prompt]:
         """Return the prompts of a rollout; each epoch of the data uses each prompt once, in a different order."""
@@ -129,6 +124,19 @@ class Rollouts(Feed):
             [place] = shuffled(np.array([position]), n, self.program.config.train.seed, epoch, "prompts")
             chosen.append(self.prompts[int(place)])
         return chosen
+
+
+def batch_of(rollout: RolloutBatch, rows: np.ndarray) -> RolloutBatch:
+    """Return rows of a rollout as a batch, with their weight in a mean over the tokens of the batch."""
+    batch: RolloutBatch = jax.tree.map(lambda x: x[rows], rollout)
+    return {**batch, "weight": token_weights(batch)}
+
+
+def mean_difference(difference_BT: np.ndarray, windows_BT3: np.ndarray) -> float:
+    """Return the mean over answers of the mean difference of their targets."""
+    is_target_BT = windows_BT3[:, :, 1] >= 0
+    difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
+    return float(difference_B.mean())
 
 
 def checked_answers(config: Config) -> int:

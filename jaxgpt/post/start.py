@@ -1,4 +1,4 @@
-"""Start runs with the objective of their settings: program, frozen arrays, feed and evaluators."""
+"""Complete a training job with the parts that its objective determines: program, frozen arrays, feed and evaluators."""
 
 from __future__ import annotations
 
@@ -61,21 +61,27 @@ def with_objective(
     """
     config = start.config
     post = config.post
-    path = reference_path(config, start.resumed)
-    if post.is_distillation:
-        teacher = open_source(*parse_checkpoint(path))
-        start = start._replace(build=partial(build_program, teacher=teacher.config.model), frozen=teacher)
-    else:
-        start = start._replace(build=build_program, frozen=path or ())
+    reference = reference_path(config, start.resumed)  # path of a reference or teacher; "": none, or the base
 
+    # Frozen arrays: a reference with the model of the run, or a teacher with its own model.
+    teacher: ModelConfig | None = None
+    if post.is_distillation:
+        source = open_source(*parse_checkpoint(reference))
+        teacher = source.config.model
+        start = start._replace(frozen=source)
+    elif reference:
+        start = start._replace(frozen=reference)
+
+    # Program, batches and evaluation; by default, batches of the data and their loss.
     if computes_reference_once(config):
         once = ReferenceOnce(build_program, progress)
         return start._replace(build=once.build, feed=once, evaluators=(ReferencedLoss(once),))
+    start = start._replace(build=partial(build_program, teacher=teacher))
     if post.has_rewards:
         reward = named_reward(post, named, note)
         return start._replace(feed=partial(Rollouts, reward=reward), evaluators=(HeldOutReward(reward),))
     if post.is_rollout:
-        return start._replace(feed=Rollouts, evaluators=(HeldOutDivergence(),))
+        return start._replace(feed=partial(Rollouts, reward=None), evaluators=(HeldOutDivergence(),))
     return start
 
 
