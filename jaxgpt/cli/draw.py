@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxgpt.cli.recorded_run import Lines
+from jaxgpt.directories import LOSS_FIGURE
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-Axis = Literal["all", "step", "tokens", "seconds"]  # the horizontal axes of `jaxgpt.study.plot.losses`
+# The horizontal axes of `jaxgpt.study.curves.Axis`. Importing that module would import JAX before wrong paths are reported.
+Axis = Literal["all", "step", "tokens", "seconds"]
 
 
 def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
@@ -30,7 +32,7 @@ def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:
     """Draw the rewards of runs, or their losses with baselines, if any."""
     from jaxgpt.study.figure import save
-    from jaxgpt.study.plot import has_rewards, losses, rewards
+    from jaxgpt.study.run_figures import has_rewards, losses, rewards
 
     if all(map(has_rewards, lines.values())):
         figure = rewards(lines, x)
@@ -51,4 +53,4 @@ def draw_run(run: Run, title: str) -> None:
     from jaxgpt.trainer.metrics import read_metrics
 
     lines = {title: list(read_metrics(run.metrics))}
-    draw(lines, read_baselines(run.path)["losses"], run.path / "loss.png", "step")
+    draw(lines, read_baselines(run.path)["losses"], run.path / LOSS_FIGURE, "step")

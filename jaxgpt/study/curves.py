@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,8 @@ SAMPLED: Style = {"linewidth": 1.4}  # style of sampled answers
 # Style of answers to held-out prompts.
 HELD_OUT: Style = {"linestyle": "none", "marker": "o", "markersize": 3.5}
 CHANGE: Style = {"linewidth": 0.8, "linestyle": ":"}  # style of changes of settings in a resumed run
-# AXES maps axis names to fields of metrics.jsonl.
+# Horizontal axes: "all", or a key of AXES, which maps them to fields of metrics.jsonl.
+Axis = Literal["all", "step", "tokens", "seconds"]
 AXES = {"step": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
 UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 SMOOTHING = 50  # approximate number of points of a curve of rollouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from helpers import jaxgpt
 
 import jaxgpt.cli.plot as plot_command
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.draw import draw_run
+from jaxgpt.cli.draw import Axis, draw_run
 from jaxgpt.cli.plot_table import table
 from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.errors import UserError
-from jaxgpt.study import plot
-from jaxgpt.study.curves import setting_label
+from jaxgpt.study import curves, plot
+from jaxgpt.study.curves import AXES, setting_label
 from jaxgpt.study.figure import TOKEN_CHARACTERS
 
 ODD = [
@@ -95,6 +95,10 @@ def test_patching_is_symmetric_around_zero() -> None:
 def test_labels_of_mixtures_are_short() -> None:
     assert setting_label(["a=1", "b=0.5"]) == "a=1 b=0.5"
     assert setting_label(("path/to/a=1",) * 9) == "path/to/a=1 path/to/a=1 path/to/a=1 pat\N{HORIZONTAL ELLIPSIS}"
+
+
+def test_the_command_and_python_have_the_same_axes() -> None:
+    assert get_args(Axis) == get_args(curves.Axis) == ("all", *AXES)
 
 
 def test_losses_against_steps_tokens_and_time() -> None:

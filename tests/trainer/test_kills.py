@@ -105,7 +105,7 @@ def start(folder: Path, name: str, always: bool = False, kill_at_event: int = 0)
         command = ["--resume", "--out", name]
     # Fork from a process that has imported everything and started no backend: imports take a third of the time.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.run_printer", "jaxgpt.study.plot"])
+    context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.run_printer", "jaxgpt.study.run_figures"])
     process = context.Process(target=_child, args=(folder, name, kill_at_event, ["train", *command]))
     process.start()
     return process
