@@ -15,8 +15,11 @@ PREPARED = "jaxgpt token shards"  # prefix of the field `kind` of the index, in 
 # Drafts in the directory of a run, see checkpoint/replacement.py.
 NEW = ".new"
 REPLACED = ".replaced"
-# Files of a run. A replacement moves config.json out first and in last: a directory with config.json has a complete run.
-RUN_NEEDED = ("config.json", "tokenizer.json", "checkpoints")
+# Needed files of a run. A replacement moves CONFIG out first and in last: a directory with CONFIG has a complete run.
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+CHECKPOINTS = "checkpoints"  # directory with a subdirectory for each step
+RUN_NEEDED = (CONFIG, TOKENIZER, CHECKPOINTS)
 # Files of a tokenizer next to its tokenizer.json.
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -27,9 +30,13 @@ CHAT_TEMPLATES = "additional_chat_templates"  # directory
 TOKENIZER_FILES = (GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS, CHAT_TEMPLATE, CHAT_TEMPLATES)
 TRACKERS = "trackers"  # directory with a subdirectory for each tracker, of `jaxgpt follow`
 PROFILE = "profile"  # directory of the traces of `jaxgpt train --profile`
-SAMPLES = "samples.jsonl"  # answers of each evaluation, with their rewards
+METRICS = "metrics.jsonl"  # metrics of the steps and evaluations
 EVALUATION = "evaluation.json"  # loss of each window in the last evaluation
-RESULTS = ("metrics.jsonl", EVALUATION, "baselines.json", "tasks.json", SAMPLES, "loss.png")
+BASELINES = "baselines.json"  # uniform and n-gram losses of the data
+TASKS = "tasks.json"  # results of tasks
+SAMPLES = "samples.jsonl"  # answers of each evaluation, with their rewards
+LOSS_FIGURE = "loss.png"  # figure of the losses or rewards
+RESULTS = (METRICS, EVALUATION, BASELINES, TASKS, SAMPLES, LOSS_FIGURE)
 RUN_FILES = (*RUN_NEEDED, *TOKENIZER_FILES, *RESULTS, TRACKERS, PROFILE)
 
 
@@ -44,7 +51,7 @@ def output_kind(directory: Path) -> str:
     if holds_run(directory):
         return "run"
     with reported(f"cannot read {directory}"):
-        has_config = any((directory / name).is_file() for name in ("config.json", "adapter_config.json"))
+        has_config = any((directory / name).is_file() for name in (CONFIG, "adapter_config.json"))
     if has_config and any(directory.glob("*.safetensors")):
         return "exported model"
     return ""
@@ -61,6 +68,6 @@ def is_prepared(directory: Path) -> bool:
 def holds_run(directory: Path) -> bool:
     """Return whether a directory holds a run, or the draft of a run that is being created or replaced."""
     with reported(f"cannot read {directory}"):
-        if (directory / "config.json").is_file() and (directory / "checkpoints").is_dir():
+        if (directory / CONFIG).is_file() and (directory / CHECKPOINTS).is_dir():
             return True
-        return any((directory / draft / "checkpoints").is_dir() for draft in (NEW, REPLACED))
+        return any((directory / draft / CHECKPOINTS).is_dir() for draft in (NEW, REPLACED))

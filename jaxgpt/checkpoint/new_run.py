@@ -13,7 +13,7 @@ from jaxgpt.checkpoint.replacement import finish_or_undo, interrupted, recover, 
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.directories import NEW, REPLACED, RUN_FILES
+from jaxgpt.directories import CHECKPOINTS, CONFIG, NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, full_disk_fix, reported
 from jaxgpt.locks import LOCK, sole_writer
 
@@ -120,8 +120,8 @@ def _write_draft(path: Path, config: Config, tokenizer: Tokenizer) -> Path:
     if replaced_run(path):
         restore_replaced(path)
     shutil.rmtree(draft, ignore_errors=True)
-    (draft / "checkpoints").mkdir(parents=True)
-    check_renames(draft / "checkpoints", path)
+    (draft / CHECKPOINTS).mkdir(parents=True)
+    check_renames(draft / CHECKPOINTS, path)
     write_settings(Run(draft), config, tokenizer)
     return draft
 
@@ -145,7 +145,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         if not overwrite:
             fix = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
             raise UserError(f"{path} already holds a run: resume it with --resume, or {fix}")
-    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
+    elif (path / CHECKPOINTS).exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
         raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
 
 
@@ -158,7 +158,7 @@ def check_new_run(path: Path) -> None:
         return
     remains = {LOCK, NEW, REPLACED}
     if (path / NEW).exists():  # the process was moving files
-        remains |= set(RUN_FILES) - {"config.json"}
+        remains |= set(RUN_FILES) - {CONFIG}
     if not path.is_dir() or {file.name for file in path.iterdir()} - remains:
         raise UserError(f"{path} already exists: choose a different name, or remove it")
     if (path / LOCK).exists():

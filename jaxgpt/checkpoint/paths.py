@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jaxgpt.directories import RUN_FILES
+from jaxgpt.directories import CHECKPOINTS, CONFIG, RUN_FILES
 from jaxgpt.errors import UserError, nearest, short_repr
 from jaxgpt.files import missing
 
@@ -13,7 +13,7 @@ from jaxgpt.files import missing
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:
     """Split `--init-from`, RUN or RUN/checkpoints/STEP, into the run and the checkpoint: `best` or STEP."""
     path = Path(init_from)
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
+    if path.parent.name == CHECKPOINTS and path.name.isdecimal():
         return path.parent.parent, path.name
     return path, "best"
 
@@ -23,9 +23,9 @@ def runs_near(path: Path) -> str:
     found = dict[Path, Path]()  # path of each run, keyed by its absolute path without links
     for home in (path.parent, Path("runs")):
         for file in home.glob("*/config.json"):
-            if (file.parent / "checkpoints").is_dir():
+            if (file.parent / CHECKPOINTS).is_dir():
                 found.setdefault(file.parent.resolve(), file.parent)
-    newest = sorted(found.values(), key=lambda run: -(run / "config.json").stat().st_mtime)
+    newest = sorted(found.values(), key=lambda run: -(run / CONFIG).stat().st_mtime)
 
     # Compare names without their directory: runs/a and runs/b have little in common.
     similar = nearest(path.name, [run.name for run in newest])

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jaxgpt.directories import NEW, REPLACED, RUN_FILES
+from jaxgpt.directories import CHECKPOINTS, CONFIG, NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import reported
 from jaxgpt.locks import Locked, sole_writer
 
@@ -55,8 +55,8 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 def replaced_run(path: Path) -> Path | None:
     """Return the directory of the old run that a new run in `path` replaces, or None once the new run has taken a step."""
     replaced = path / REPLACED
-    is_kept = all((replaced / name).exists() for name in ("config.json", MOVED, KEPT))
-    is_run = (path / "config.json").exists()
+    is_kept = all((replaced / name).exists() for name in (CONFIG, MOVED, KEPT))
+    is_run = (path / CONFIG).exists()
     return replaced if is_kept and is_run else None
 
 
@@ -71,14 +71,14 @@ def delete_replaced(path: Path) -> None:
     replaced = path / REPLACED
     with suppress(OSError):
         # Delete config.json first, so that a killed process leaves no directory that looks like a run.
-        (replaced / "config.json").unlink(missing_ok=True)
+        (replaced / CONFIG).unlink(missing_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def restore_replaced(path: Path) -> None:
     """Delete a new run that has taken no step, and move back the run that it should replace."""
     shutil.rmtree(path / NEW, ignore_errors=True)
-    (path / "config.json").unlink()  # if this process is killed, `recover` finishes the remainder
+    (path / CONFIG).unlink()  # if this process is killed, `recover` finishes the remainder
     finish_or_undo(path)
 
 
@@ -104,7 +104,7 @@ def recover(path: Path) -> None:
 def interrupted(path: Path) -> bool:
     """Return whether the settings of an old run were moved out, and the new run's settings were not yet moved in."""
     with reported(f"cannot read {path}"):
-        return (path / REPLACED / "config.json").exists() and not (path / "config.json").exists()
+        return (path / REPLACED / CONFIG).exists() and not (path / CONFIG).exists()
 
 
 def finish_or_undo(path: Path) -> None:
@@ -112,7 +112,7 @@ def finish_or_undo(path: Path) -> None:
     draft = path / NEW
     replaced = path / REPLACED
     is_moved = (replaced / MOVED).exists()
-    if is_moved and (draft / "config.json").exists():
+    if is_moved and (draft / CONFIG).exists():
         _move(draft, path, RUN_FILES[::-1])
         if not replaced_run(path):
             delete_replaced(path)
@@ -127,7 +127,7 @@ def finish_or_undo(path: Path) -> None:
 
 def _delete(path: Path, names: Sequence[str]) -> None:
     for name in names:
-        if name == "checkpoints":
+        if name == CHECKPOINTS:
             shutil.rmtree(path / name, ignore_errors=True)
         else:
             (path / name).unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from jaxgpt.config import Config
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.files import load_saved_tokenizer, save_tokenizer
-from jaxgpt.directories import RUN_NEEDED
+from jaxgpt.directories import CHECKPOINTS, CONFIG, METRICS, RUN_NEEDED, TOKENIZER
 from jaxgpt.errors import UserError
 from jaxgpt.files import JSON_BYTES, read_bytes
 from jaxgpt.strict_json import parse_json
@@ -47,15 +47,15 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     def config(self) -> Config:
         """Read the settings of the run. Version 0.1.0 recorded `directory` only in metrics.jsonl."""
-        path = self.path / "config.json"
+        path = self.path / CONFIG
         config = from_json(read_bytes(path), str(path))
         if config.directory:
             return config
@@ -63,11 +63,11 @@ class Run:
 
     def tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the run."""
-        return load_saved_tokenizer(self.path / "tokenizer.json")
+        return load_saved_tokenizer(self.path / TOKENIZER)
 
     def exists(self) -> bool:
         """Return whether the directory contains a run; call `recover` first if a process may have been killed there."""
-        return (self.path / "config.json").exists()
+        return (self.path / CONFIG).exists()
 
 
 def _started_in(metrics: Path) -> str:
@@ -99,7 +99,7 @@ def _not_a_run(run: Run, absent: Sequence[str]) -> UserError:
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         return UserError(f"{path} is a model of a different library, not a run: use jaxgpt import {path} RUN{base}")
-    if absent == ["checkpoints"]:
+    if absent == [CHECKPOINTS]:
         fix = f"restore it, or start again from step 0: jaxgpt train {path / 'config.json'} --out NEW"
         return UserError(f"{run.checkpoints} is missing: {fix}")
     return UserError(f"{path} is not a run: it has no {absent[0]} (expected: {', '.join(RUN_NEEDED)})")
@@ -108,4 +108,4 @@ def _not_a_run(run: Run, absent: Sequence[str]) -> UserError:
 def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     """Write the settings and the tokenizer of a run, each file atomically."""
     save_tokenizer(run.path, tokenizer)
-    write_atomically(run.path / "config.json", to_json(config))
+    write_atomically(run.path / CONFIG, to_json(config))

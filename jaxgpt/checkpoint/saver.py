@@ -31,7 +31,7 @@ class Saver:
     Args:
         directory: directory of the checkpoints.
         train: settings of the run.
-        note: called once if old checkpoints cannot be deleted, in the thread of the caller.
+        note: called if an old checkpoint cannot be deleted, in the thread of the caller; not repeated for the same checkpoint.
     """
 
     def __init__(self, directory: Path, train: TrainConfig, note: Callable[[str], None] = lambda _: None) -> None:

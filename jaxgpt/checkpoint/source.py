@@ -22,6 +22,7 @@ from jaxgpt.checkpoint.placement import Place, merge_placed
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import read_params, stored_weights
 from jaxgpt.config import Config, ModelConfig
+from jaxgpt.directories import CHECKPOINTS
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -202,7 +203,7 @@ def recorded_checkpoint(run: Run, path: str) -> Path | None:
     recorded, step = parse_checkpoint(path)
     next_to_run = run.path.absolute().parent / recorded.name
     for base in (recorded, next_to_run):
-        checkpoint = base / "checkpoints" / step
+        checkpoint = base / CHECKPOINTS / step
         if checkpoint.is_dir():
             return checkpoint
     return None

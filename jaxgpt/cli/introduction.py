@@ -69,12 +69,22 @@ def _devices(program: Program) -> str:
 def data_lines(config: Config, data: Data, last: Info) -> list[str]:
     """Return lines about the data, the length of the training, the objective and its reference.
 
-    Arguments as for `introduction`.
+    Args:
+        config: settings of the run.
+        data: data of the run, other than prompts.
+        last: the checkpoint that training resumes from; `Info(0)` for a new run.
     """
+    train = config.train
     rows_before = last.tokens // config.row_tokens
-    rows_left = (config.train.steps - last.step) * config.train.batch_size
-    epochs = (rows_before + rows_left) / Batches.of(config, data.train).per_epoch
-    return [data.source, _tokens(data), _steps(config, last, epochs), _objective(config), _reference(config, epochs)]
+    steps_left = train.steps - last.step
+    epochs = (rows_before + steps_left * train.batch_size) / Batches.of(config, data.train).per_epoch
+    has_equal_batches = rows_before == last.step * train.batch_size
+    if has_equal_batches:
+        length = f"{train.steps:,} steps of {_batch(config)}: {epochs:.3g} epochs"
+    else:
+        length = f"{steps_left:,} more steps of {_batch(config)}: {epochs:.3g} epochs in total"
+    goal = _uniform_baseline(config) if config.post.objective == "next-token" else _objective(config)
+    return [data.source, _tokens(data), length, goal, _reference(config, epochs)]
 
 
 def _tokens(data: Data) -> str:
@@ -85,25 +95,22 @@ def _tokens(data: Data) -> str:
     return f"{characters}{len(data.train):,} training tokens, {held_out}, {vocabulary}"
 
 
-def _steps(config: Config, last: Info, epochs: float) -> str:
-    """Return the number of steps and epochs, and the size of a batch; before `last`, batches may have had a different size."""
-    train = config.train
-    rows = f"{train.batch_size:,} pairs x 2" if config.post.is_preference else f"{train.batch_size:,}"
-    batch = f"{rows} x {config.window:,} tokens"
-    has_equal_batches = last.tokens // config.row_tokens == last.step * train.batch_size
-    if has_equal_batches:
-        return f"{train.steps:,} steps of {batch}: {epochs:.3g} epochs"
-    return f"{train.steps - last.step:,} more steps of {batch}: {epochs:.3g} epochs in total"
+def _batch(config: Config) -> str:
+    """Return the size of a batch, as in `8 x 256 tokens`."""
+    size = config.train.batch_size
+    rows = f"{size:,} pairs x 2" if config.post.is_preference else f"{size:,}"
+    return f"{rows} x {config.window:,} tokens"
+
+
+def _uniform_baseline(config: Config) -> str:
+    """Return the loss of a uniform distribution over the vocabulary."""
+    V = config.model.vocab_size
+    return f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
 
 
 def _objective(config: Config) -> str:
-    """Describe the objective of a run without rollouts; for next-token, return the loss of a uniform distribution."""
-    if config.post.is_preference:
-        return _preference(config)
-    if config.post.is_distillation:
-        return _distillation(config)
-    V = config.model.vocab_size
-    return f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
+    """Describe the objective of a run on preference pairs, or of a distillation."""
+    return _preference(config) if config.post.is_preference else _distillation(config)
 
 
 def _preference(config: Config) -> str:

@@ -98,7 +98,7 @@ def groups_of_seeds(runs: Mapping[str, RecordedRun]) -> str:
 
 
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
-    """Draw the losses every `EVERY` seconds until no run trains."""
+    """Draw the losses or rewards every `EVERY` seconds until no run trains."""
     from jaxgpt.report.baselines import read_baselines
     from jaxgpt.trainer.metrics import read_metrics
 

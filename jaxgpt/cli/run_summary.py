@@ -10,6 +10,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.final_sample import sample_command
 from jaxgpt.cli.output import Facts
 from jaxgpt.data import Data
+from jaxgpt.directories import BASELINES
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import baselines, read_baselines
 
@@ -36,7 +37,7 @@ def update_baselines(run: Run, data: Data, objective: str) -> None:
         if recorded["losses"] and recorded.get("data") == data.fingerprint:
             return
 
-    path = run.path / "baselines.json"
+    path = run.path / BASELINES
     found = baselines(data) if objective == "next-token" else None
     if found:
         write_json(path, found)

@@ -39,7 +39,9 @@ def check_change(before: np.ndarray, after: np.ndarray) -> float:
     change = largest_change(before, after)
     largest_logit = float(np.abs(before).max())
     if not change <= TOLERANCE * max(1.0, largest_logit):
-        raise TrainingFailed(f"the logits of the exported model differ by {change:.2e}: its files were deleted")
+        raise TrainingFailed(
+            f"the export failed: its logits differ from the model by {change:.2e}, more than by rounding: report this"
+        )
     return change
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import flat
-from jaxgpt.directories import TRACKERS
+from jaxgpt.directories import METRICS, TRACKERS
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.follow.position import Position
 from jaxgpt.follow.sent_settings import settings_to_send
@@ -61,7 +61,7 @@ def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, po
         UserError: if the run has no metrics, or the position of the last follower is damaged.
         TrainingFailed: if the tracker raises an exception.
     """
-    if not (path / "metrics.jsonl").is_file() and has_writer(path) is False:
+    if not (path / METRICS).is_file() and has_writer(path) is False:
         raise UserError(f"{path} has no metrics.jsonl: it was imported or saved from Python; choose a trained run")
     directory = path / TRACKERS / tracker.name
     directory.mkdir(parents=True, exist_ok=True)

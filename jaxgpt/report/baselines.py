@@ -10,6 +10,7 @@ from typing import NamedTuple, NotRequired, TypedDict, cast
 import numpy as np
 
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
+from jaxgpt.directories import BASELINES
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
@@ -58,7 +59,7 @@ def read_baselines(run: Path) -> Baselines:
     Raises:
         UserError: if baselines.json is damaged.
     """
-    path = run / "baselines.json"
+    path = run / BASELINES
     stored = read_json(path) if path.exists() else {}
     found = cast(Baselines, {"losses": {}} | stored)
     losses = found["losses"]

@@ -108,13 +108,14 @@ def _used_ids(splits: Sequence[Split], vocab_size: int, progress: Progress) -> n
 
 def _baselines(data: Data, losses: Mapping[str, float], ratio: float) -> dict[str, Baseline]:
     """Return the losses of n-gram models and, if the bytes per token are known, of gzip; `ratio`: bytes per token, or 0."""
+    if not ratio:
+        return {name: {"loss": loss, "bits_per_byte": None} for name, loss in losses.items()}
+
     baselines: dict[str, Baseline] = {}
     for name, loss in losses.items():
-        bits = loss / math.log(2) / ratio if ratio else None
-        baselines[name] = {"loss": loss, "bits_per_byte": bits}
-    if ratio:
-        bits = compressed_bits(data)
-        baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
+        baselines[name] = {"loss": loss, "bits_per_byte": loss / math.log(2) / ratio}
+    bits = compressed_bits(data)
+    baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
     return baselines
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.atomic import write_json
+from jaxgpt.directories import TASKS
 from jaxgpt.files import damaged, read_own_json
 
-FILE = "tasks.json"
 TITLES = ("task", "metric", "value", "+-", "samples", "shots")
 
 
@@ -122,7 +122,7 @@ def add_results(run: Path, results: Sequence[TaskResult], facts: Mapping[str, An
     replaced = [_key(entry) for entry in new]
     kept = [entry for entry in entries if _key(entry) not in replaced]
     finite = [entry for entry in new if math.isfinite(entry["value"])]
-    write_json(run / FILE, {"results": kept + finite})
+    write_json(run / TASKS, {"results": kept + finite})
 
 
 def read_results(run: Path, step: int | None = None) -> list[tuple[TaskResult, dict[str, Any]]]:
@@ -164,7 +164,7 @@ def _key(entry: Mapping[str, Any]) -> list[Any]:
 
 def _entries(run: Path) -> list[dict[str, Any]]:
     """Read the results of a run, [] without tasks.json; raise `UserError` if the file is damaged."""
-    path = run / FILE
+    path = run / TASKS
     if not path.exists():
         return []
     fix = "delete it, and evaluate the tasks again"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxgpt.atomic import write_atomically
+from jaxgpt.directories import METRICS
 from jaxgpt.errors import UserError
 from jaxgpt.strict_json import parse_json
 
@@ -101,7 +102,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Parse a line of a metrics file; None: the line is truncated or damaged."""
     try:
-        value = parse_json(line, "metrics.jsonl")
+        value = parse_json(line, METRICS)
     except UserError:
         return None
     if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:

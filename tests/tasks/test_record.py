@@ -12,9 +12,10 @@ import pytest
 from helpers import jaxgpt, lm_of
 
 from jaxgpt.convert.export_model import export_model
+from jaxgpt.directories import TASKS
 from jaxgpt.errors import UserError
 from jaxgpt.lm import save
-from jaxgpt.tasks.record import FILE, TaskResult, add_results, read_results, results_of, table
+from jaxgpt.tasks.record import TaskResult, add_results, read_results, results_of, table
 
 ACC = TaskResult("quiz", "acc", 0.25, 0.05, True, samples=100, of=2000, shots=5, task_version="1.0")
 FACTS = {"step": 0, "weights": "float32", "limit": 100, "chat_template": False, "versions": {"lm_eval": "0.4.13"}}
@@ -47,8 +48,8 @@ def test_results_are_read_back_and_repeated_ones_replace_earlier_ones(tmp_path: 
     ids=str,
 )
 def test_a_damaged_file_raises_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / FILE).write_text(content)
-    with pytest.raises(UserError, match=f"{FILE} is damaged: delete it, and evaluate the tasks again"):
+    (tmp_path / TASKS).write_text(content)
+    with pytest.raises(UserError, match=f"{TASKS} is damaged: delete it, and evaluate the tasks again"):
         read_results(tmp_path)
 
 
@@ -98,7 +99,7 @@ def test_the_result_of_the_harness_becomes_rows() -> None:
 
 def test_results_survive_json(tmp_path: Path) -> None:
     add_results(tmp_path, [ACC], FACTS)
-    [entry] = json.loads((tmp_path / FILE).read_text())["results"]
+    [entry] = json.loads((tmp_path / TASKS).read_text())["results"]
     assert entry["task_version"] == "1.0"
     assert read_results(tmp_path)[0][0] == ACC
 
