@@ -70,7 +70,7 @@ def test_a_kill_during_the_first_write_of_the_index_is_continued() -> None:
 
 
 def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.writing.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     assert jaxgpt(*PREPARE, "--out", "whole").code == 0
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -90,14 +90,11 @@ def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> 
 SCRIPT = """
 import os, signal, sys
 from jaxgpt.cli import main
-from jaxgpt.data.prepared import piece_encoder
-from jaxgpt.data.prepared import prepare
-from jaxgpt.data.prepared import shards
-from jaxgpt.data.prepared import text_documents
+from jaxgpt.data.prepared import piece_batches, shard_writer, text_portions, writing
 
-text_documents.BLOCK = 2000
-piece_encoder.BATCH = 2000
-prepare.SAVE_EVERY = -1.0
+text_portions.BLOCK = 2000
+piece_batches.BATCH = 2000
+writing.SAVE_EVERY = -1.0
 left = int(sys.argv[1])
 
 def killing(operation, half=lambda *args: None):
@@ -114,8 +111,8 @@ def half(writer, ids):
     write(writer, ids[: len(ids) // 4 * 2])
     writer.sync()
 
-write = shards.ShardWriter.write
-shards.ShardWriter.write = killing(write, half)
+write = shard_writer.ShardWriter.write
+shard_writer.ShardWriter.write = killing(write, half)
 os.fsync, os.replace = killing(os.fsync), killing(os.replace)
 code = main(sys.argv[2:])
 print(left)

@@ -56,7 +56,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.prepared.text_portions.BLOCK", 50)
     monkeypatch.setattr("jaxgpt.data.prepared.piece_batches.BATCH", 100)
     monkeypatch.setattr("jaxgpt.data.tokenizers.cuts.PIECE", 20)
-    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.writing.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
@@ -186,7 +186,7 @@ def start(names: list[str], is_complete: bool) -> None:
         run(names)
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
+        patch.setattr("jaxgpt.data.prepared.writing.SAVE_EVERY", -1.0)
         with pytest.raises(Killed):
             prepare(names, OUT, params(), progress=Stopper())
 

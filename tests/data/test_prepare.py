@@ -77,7 +77,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.prepared.text_portions.BLOCK", 300)
     monkeypatch.setattr("jaxgpt.data.prepared.piece_batches.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.tokenizers.cuts.PIECE", 50)
-    monkeypatch.setattr("jaxgpt.data.prepared.prepare.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("jaxgpt.data.prepared.writing.SAVE_EVERY", -1.0)
 
 
 def write_sources(parquet: bool = False) -> list[str]:

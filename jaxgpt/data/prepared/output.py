@@ -10,13 +10,9 @@ from jaxgpt.data.prepared.dropped import no_skips
 from jaxgpt.data.prepared.index import KIND, SPLITS, Index, SettingsEntry, read_index, write_index
 from jaxgpt.data.prepared.older_outputs import check_older_files, with_newer_entries
 from jaxgpt.data.prepared.settings import check_continued
-from jaxgpt.data.prepared.shards import TOKENIZER_FILE, token_dtype
 from jaxgpt.data.prepared.sources import Source
-from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.files import save_tokenizer
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, reported
-from jaxgpt.files import sha256_file
 from jaxgpt.locks import LOCK, sole_writer
 
 
@@ -60,20 +56,6 @@ def _remove_new(out: Path, before: set[str], created: Sequence[Path]) -> None:
     with suppress(OSError):  # a directory that holds other files
         for directory in created:
             directory.rmdir()
-
-
-def set_tokenizer(out: Path, index: Index, tokenizer: Tokenizer, name: str, bos_ids: Sequence[int]) -> None:
-    """Write the tokenizer, and record it in `index` and on disk."""
-    save_tokenizer(out, tokenizer)
-    index["dtype"] = token_dtype(tokenizer.vocab_size).name
-    index["tokenizer"] = {
-        "name": name,
-        "sha256": sha256_file(out / TOKENIZER_FILE),
-        "vocab_size": tokenizer.vocab_size,
-        "end_id": tokenizer.eos_id,
-        "bos": tokenizer.decode(bos_ids),
-    }
-    write_index(out, index)
 
 
 def open_index(out: Path, settings: SettingsEntry, sources: Sequence[Source], note: Callable[[str], None]) -> Index:
