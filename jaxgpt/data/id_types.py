@@ -70,7 +70,7 @@ def _are_ids(numbers: np.ndarray) -> bool:
 
     is_same_block = block[1:] == block[:-1]
     distances = np.unique(np.diff(index)[is_same_block]).tolist()
-    if distances == [1]:  # no zeros among the numbers
+    if distances == [1]:  # no zeros between nonzero numbers: ids, unless one number is repeated
         return len(np.unique(numbers[block, index])) > 1
-    are_irregular = len(distances) > 1
-    return are_irregular
+    has_irregular_places = len(distances) > 1
+    return has_irregular_places
