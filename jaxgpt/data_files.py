@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxgpt.config import Config
-from jaxgpt.data_settings import FROM_TEXT, DataConfig
+from jaxgpt.data_settings import FROM_TEXT, NAMED_TOKENIZERS, DataConfig
 from jaxgpt.files import missing
 from jaxgpt.listing import holds_records
 
@@ -38,6 +38,12 @@ def located(data: DataConfig, directory: str) -> DataConfig:
         raise missing(data.path)
     fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
     raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")
+
+
+def tokenizer_place(config: Config) -> str:
+    """Return `data.tokenizer`: a name, or the path at which the file is found, like the paths of data (`located`)."""
+    kind = config.data.tokenizer
+    return kind if kind in NAMED_TOKENIZERS else place_of(kind, config.directory)
 
 
 def base_directory(config: Config) -> str:

@@ -11,6 +11,7 @@ from jaxgpt.settings import MAX_VOCAB, Section, setting
 from jaxgpt.template_variables import parse_variables
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers built from the training text
+NAMED_TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")  # values of data.tokenizer that are not paths
 OF_CHATS = ("chat_template_kwargs", "answer_tokens")  # settings of `data` that a run inherits with its weights
 
 

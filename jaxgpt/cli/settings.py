@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxgpt.config import Config, changes
 from jaxgpt.config_json import from_json
+from jaxgpt.data_settings import NAMED_TOKENIZERS
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes
 from jaxgpt.mix import path_of, with_paths
@@ -62,13 +63,16 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _relocated(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert data paths of a command line from the current directory to the directory of `base`."""
+    """Convert paths of data and tokenizers of a command line from the current directory to the directory of `base`."""
     settings = dict(settings)
     directory = Path(base.directory).resolve()
     if not base.directory or directory == Path.cwd():
         return settings
     if settings.get("data.path"):
         settings["data.path"] = _relative(settings["data.path"], directory)
+    tokenizer = settings.get("data.tokenizer", "char")
+    if tokenizer not in NAMED_TOKENIZERS:
+        settings["data.tokenizer"] = _relative(tokenizer, directory)
     if "data.mix" in settings:
         paths = [path_of(word) for word in settings["data.mix"]]
         relocated = {path: _relative(path, directory) for path in paths if path}

@@ -188,4 +188,9 @@ def resumed_config(options: TrainOptions) -> Config:
     if wants_adapters and not old.lora.rank:
         new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
         raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
-    return with_settings(old, options.settings)
+
+    # The recorded path of the tokenizer means the tokenizer of the run, in any directory.
+    settings = dict(options.settings)
+    if settings.get("data.tokenizer") == old.data.tokenizer:
+        del settings["data.tokenizer"]
+    return with_settings(old, settings)

@@ -14,7 +14,7 @@ from jaxgpt.data.text import read_text
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.data.tokenizers.new import make_tokenizer
-from jaxgpt.data_files import located
+from jaxgpt.data_files import located, tokenizer_place
 from jaxgpt.data_settings import FROM_TEXT
 from jaxgpt.errors import UserError
 
@@ -51,7 +51,7 @@ def run_tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
         return given
 
     texts = _texts(config, sources) if data.tokenizer in FROM_TEXT else []
-    made = make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
+    made = make_tokenizer(tokenizer_place(config), texts, data.vocab_size, config.model.vocab_size)
     return with_bos(made, data.bos)
 
 

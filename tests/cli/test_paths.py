@@ -15,6 +15,8 @@ from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, DataConfig
+from jaxgpt.data.run_tokenizer import run_tokenizer
+from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import has_documents, located
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.loop import train
@@ -118,6 +120,19 @@ def test_given_paths_are_stored_relative_to_the_start_of_the_run(tmp_path: Path)
     assert data.mix == ("a=1", f"{tmp_path}/b=2", "@5", "c=1")
     assert with_settings(base, {"data.path": "start/a"}).data.path == "a"
     assert with_settings(Config(), {"data.path": "start/a"}).data.path == "start/a"
+
+
+def test_a_tokenizer_is_looked_up_like_the_data(tmp_path: Path) -> None:
+    """A repeated run does not use a file of the same name in the current directory."""
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/own.json").write_text(make_tokenizer("bpe", TEXT, 280).to_json())
+    Path("own.json").write_text(make_tokenizer("bpe", TEXT, 270).to_json())
+    recorded = replace(Config(), data=DataConfig(tokenizer="own.json"), directory=str(tmp_path / "start"))
+    assert run_tokenizer(recorded).vocab_size == 280
+
+    given = with_settings(recorded, {"data.tokenizer": "own.json"})
+    assert run_tokenizer(given).vocab_size == 270, "a path on the command line refers to the current directory"
+    assert with_settings(recorded, {"data.tokenizer": "byte"}).data.tokenizer == "byte"
 
 
 def test_a_path_is_looked_up_where_the_run_was_started_first(tmp_path: Path) -> None:

@@ -102,6 +102,17 @@ def test_a_run_without_a_checkpoint_is_resumed(trained: list[Config], recorded: 
     assert trained == [replace(recorded, train=TrainConfig(steps=9, prompt="once"))]
 
 
+def test_a_resume_may_repeat_the_path_of_the_tokenizer(trained: list[Config], recorded: Config) -> None:
+    """The run has its own copy of the tokenizer, so a restart script may run in a directory without the file."""
+    shutil.rmtree("a run/checkpoints/0")
+    data = replace(recorded.data, tokenizer="own.json")
+    settings = replace(recorded, data=data, directory=str(Path("start").absolute()))
+    write_settings(Run("a run"), settings, Run("a run").tokenizer())
+    result = jaxgpt("train", "a run", "--resume", "--data.tokenizer", "own.json")
+    assert result.code == 0, result.err
+    assert trained == [settings]
+
+
 RESUME_FROM_FILE = ["train", "my.json", "--out", "new", "--resume", "--train.steps", "9"]
 
 
