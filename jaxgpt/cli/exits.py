@@ -39,17 +39,17 @@ class Exit(NamedTuple):
 
 def exit_code(exits: Iterable[Exit]) -> int:
     """Return the highest exit code, with `FAILED` for a process that was killed."""
-    return max(each.code if each.code >= 0 else FAILED for each in exits)
+    return max(process.code if process.code >= 0 else FAILED for process in exits)
 
 
 def has_reason(exits: Iterable[Exit]) -> bool:
     """Return whether a process has exited with an error, and printed the reason."""
-    return any(each.code > 0 and each.lines for each in exits)
+    return any(process.code > 0 and process.lines for process in exits)
 
 
 def needs_resume_command(exits: Sequence[Exit]) -> bool:
     """Return whether a process was killed, and no process could print the command that resumes the run."""
-    return any(each.was_killed for each in exits) and not has_reason(exits)
+    return any(process.was_killed for process in exits) and not has_reason(exits)
 
 
 def failure_lines(exits: Sequence[Exit]) -> list[str]:
@@ -61,13 +61,13 @@ def failure_lines(exits: Sequence[Exit]) -> list[str]:
     reason_is_printed = has_reason(exits)
     printed = set(exits[0].lines)
     report: list[str] = []
-    for index, each in enumerate(exits):
-        if each.code in (0, UNFINISHED):
+    for index, process in enumerate(exits):
+        if process.code in (0, UNFINISHED):
             continue
-        is_consequence = reason_is_printed and each.code == -signal.SIGABRT
-        if each.was_killed and not is_consequence:
-            report.append(f"{OWN}process {index} was killed by {signal_name(-each.code)}\n")
-        lines = without_logs(each.lines) if reason_is_printed else each.lines
+        is_consequence = reason_is_printed and process.code == -signal.SIGABRT
+        if process.was_killed and not is_consequence:
+            report.append(f"{OWN}process {index} was killed by {signal_name(-process.code)}\n")
+        lines = without_logs(process.lines) if reason_is_printed else process.lines
         report += [line for line in lines if line not in printed]
         printed.update(lines)
     return report
