@@ -6,15 +6,14 @@ The form matches OpenAI's chat API and transformers' `apply_chat_template`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt.data.chat.calls import read_calls
 from jaxgpt.data.chat.template import for_templates
 from jaxgpt.data.files.lenient_json import parse_field
 from jaxgpt.errors import UserError, short_repr
 
-CALLS = ("function_call", "tool_call")  # roles of messages with a call as JSON text, in LLaMA-Factory and ms-swift
-# Names of roles in data sets, in lower case. Any other role, such as developer, is left to the chat template.
+# Role of each name in data sets, in lower case. Any other name, such as developer, is left to the chat template.
 ROLES = {
     "user": "user",
     "assistant": "assistant",
@@ -34,10 +33,10 @@ ROLES = {
     "function": "tool",
     "function_response": "tool",
     "tool_response": "tool",
-    # Calls become messages of the assistant.
-    "function_call": "function_call",
-    "tool_call": "tool_call",
+    "function_call": "assistant",
+    "tool_call": "assistant",
 }
+CALL_NAMES = ("function_call", "tool_call")  # names for a call as JSON text, in LLaMA-Factory and ms-swift
 # Further roles of chat templates: a system message, and results or texts that the model reads.
 FURTHER_ROLES = ("developer", "ipython", "environment", "documents")
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields with a list of messages
@@ -48,6 +47,20 @@ LOSS_OF_PARTS = "train_detail"  # field of a message with the parts of its text 
 CONVERTED = ("role", "from", "content", "value", "tool_calls", "function_call", *LOSS_FIELDS, LOSS_OF_PARTS)
 MESSAGES_EXAMPLE = '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]'
 EXAMPLE = f'{{"messages": {MESSAGES_EXAMPLE}}}'
+
+
+class Converted(NamedTuple):
+    """A converted message.
+
+    Attributes:
+        fields: the message for chat templates; `weight` 0: an answer that is not a target.
+        is_call: whether the message was a call as JSON text (`CALL_NAMES`).
+        is_target: whether the message is an answer that is a target.
+    """
+
+    fields: dict[str, Any]
+    is_call: bool
+    is_target: bool
 
 
 def plain_message(role: str, content: str) -> dict[str, Any]:
@@ -70,24 +83,20 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
     if not isinstance(turns, list) or not turns:
         raise UserError(f"{name} must be a list such as {MESSAGES_EXAMPLE}: {short_repr(turns)}")
 
-    messages = list[dict[str, Any]]()
-    previous = ""  # role of the previous message
+    messages = list[Converted]()
     for number, turn in enumerate(turns, 1):
-        where = f"message {number}"
-        role = _role_of(turn, where)
-        message = _message(turn, role, where)
-        if role in CALLS and previous in CALLS and message.get("weight") == messages[-1].get("weight"):
-            messages[-1]["tool_calls"] += message["tool_calls"]  # ms-swift writes each call separately
+        message = _converted(turn, f"message {number}")
+        if messages and _continues(messages[-1], message):
+            messages[-1].fields["tool_calls"] += message.fields["tool_calls"]
         else:
             messages.append(message)
-        previous = role
-    return messages
+    return [message.fields for message in messages]
 
 
 def comparable(turn: Any) -> Any:
     """Return a message in the form of templates, for comparisons; return an invalid message unchanged."""
     try:
-        return _message(turn, _role_of(turn, "message"), "message")
+        return _converted(turn, "message").fields
     except UserError:
         return turn
 
@@ -101,12 +110,41 @@ def begins_with(turns: Sequence[Any], speaker: str) -> bool:
     """Return whether a list begins with a message of a speaker (user, assistant, system or tool), under any of its names."""
     match turns:
         case [{"role": str(name)} | {"from": str(name)}, *_]:
-            return _speaker(_role(name)) == speaker
+            return _speaker(name) == speaker
     return False
 
 
-def _role_of(turn: Any, where: str) -> str:
-    """Return the role of a message: a value of `ROLES`, or a name that is left to the chat template.
+def _continues(previous: Converted, message: Converted) -> bool:
+    """Return whether two messages are calls of one answer: ms-swift writes each call separately."""
+    return previous.is_call and message.is_call and previous.is_target == message.is_target
+
+
+def _converted(turn: Any, where: str) -> Converted:
+    """Convert one message, which has `role` and `content`, or `from` and `value`."""
+    name = _name_of(turn, where)
+    content = _content_of(turn, where)
+    calls = turn.get("tool_calls") or turn.get("function_call")
+    is_call = _normal(name) in CALL_NAMES
+    if is_call:  # the content is the call
+        calls = text_of(content, where)
+        content = None
+
+    role = _role(name)
+    fields: dict[str, Any] = {"role": role}
+    tool_calls = read_calls(calls, where) if calls else []  # may be the JSON of an empty list
+    if content is not None or not tool_calls:
+        fields["content"] = text_of(content, where)
+    fields |= {field: value for field, value in turn.items() if field not in CONVERTED}
+    if tool_calls:
+        fields["tool_calls"] = tool_calls
+    is_target = role == "assistant" and _is_target(turn, where)
+    if role == "assistant" and not is_target:
+        fields["weight"] = 0
+    return Converted(for_templates(fields), is_call, is_target)
+
+
+def _name_of(turn: Any, where: str) -> str:
+    """Return the name of the role of a message, as the message has it.
 
     Raises:
         UserError: if the message has no role, or two roles that differ.
@@ -118,45 +156,26 @@ def _role_of(turn: Any, where: str) -> str:
     if not isinstance(name, str):
         raise UserError(f"{where} has no role: {short_repr(turn)}; add a role such as user")
 
-    role = _role(name)
     # Next to a role, `from` may also be the name of a person.
-    second = _role(sender) if isinstance(sender, str) else role
-    if second in ROLES and _speaker(second) != _speaker(role):
+    if isinstance(sender, str) and _normal(sender) in ROLES and _speaker(sender) != _speaker(name):
         raise UserError(f"{where} has the role {short_repr(name)}, but is from {short_repr(sender)}: remove one")
-    return role
+    return name
+
+
+def _normal(name: str) -> str:
+    """Return a name as in `ROLES`."""
+    return name.strip().lower()
 
 
 def _role(name: str) -> str:
-    """Return the role for a name in data sets, in upper or lower case; return other names unchanged."""
-    return ROLES.get(name.strip().lower(), name)
+    """Return the role for a name; return unknown names unchanged."""
+    return ROLES.get(_normal(name), name)
 
 
-def _speaker(role: str) -> str:
-    """Return the speaker of a role: the assistant also writes calls, and developer is a newer name of system."""
-    if role in CALLS:
-        return "assistant"
+def _speaker(name: str) -> str:
+    """Return the role for a name, and system for developer, which is a newer name of system."""
+    role = _role(name)
     return "system" if role == "developer" else role
-
-
-def _message(turn: Mapping[str, Any], role: str, where: str) -> dict[str, Any]:
-    """Convert one message, which has `role` and `content`, or `from` and `value`; `role` is the result of `_role_of`."""
-    content = _content_of(turn, where)
-    calls = turn.get("tool_calls") or turn.get("function_call")
-    if role in CALLS:  # the content is the call
-        role = "assistant"
-        calls = text_of(content, where)
-        content = None
-
-    message: dict[str, Any] = {"role": role}
-    tool_calls = read_calls(calls, where) if calls else []  # may be the JSON of an empty list
-    if content is not None or not tool_calls:
-        message["content"] = text_of(content, where)
-    message |= {name: value for name, value in turn.items() if name not in CONVERTED}
-    if tool_calls:
-        message["tool_calls"] = tool_calls
-    if role == "assistant" and not _is_target(turn, where):
-        message["weight"] = 0
-    return for_templates(message)
 
 
 def _content_of(turn: Mapping[str, Any], where: str) -> Any:
