@@ -50,7 +50,7 @@ class Epochs:
     """
 
     def __init__(self, split: Split, block_size: int, seed: int, stride: int, name: str) -> None:
-        self.count = split.starts(block_size)
+        self.count = split.window_count(block_size)
         if self.count < 1:
             if split.indexed:
                 raise UserError(

@@ -36,8 +36,8 @@ class ExampleSplit(ABC):
         """Return the ids of each text of each example, in order."""
 
     @abstractmethod
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the rows at `starts`, int32."""
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the rows at `starts_B`, int32."""
 
     def __len__(self) -> int:
         """Return the number of ids."""
@@ -52,7 +52,7 @@ class ExampleSplit(ABC):
         """Return a copy of n ids from index `start`, int32."""
         return self.ids[start : start + n].copy()
 
-    def starts(self, block_size: int) -> int:
+    def window_count(self, block_size: int) -> int:
         """Count the examples."""
         return self.count()
 

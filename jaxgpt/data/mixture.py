@@ -45,7 +45,7 @@ class Mixture:
         schedule: the mixtures.
         weights: weight of each source in the last mixture; 0: not used.
         offsets: index of the first id of each source, and the total number of ids.
-        has_documents, indexed: as in `Tokens`.
+        has_documents, indexed: as in `Split`.
     """
 
     def __init__(self, sources: Mapping[str, Split], schedule: Sequence[Shares]) -> None:
@@ -124,23 +124,23 @@ class Mixture:
         parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
         return np.concatenate([np.zeros(0, np.int32), *parts])
 
-    def starts(self, block_size: int) -> int:
-        """Count the possible starts of complete windows."""
-        return sum(source.starts(block_size) for source in self.sources)
+    def window_count(self, block_size: int) -> int:
+        """Count the complete windows of all sources."""
+        return sum(source.window_count(block_size) for source in self.sources)
 
     def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
         """Return the starts of the evaluation windows of all sources, in the order of the sources."""
         pairs = zip(self.sources, self.offsets, strict=False)  # the last offset is the total
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the windows at `starts`, int32; all sources have windows of the same shape, such as `[B, T + 1]`."""
-        source = np.searchsorted(self.offsets, starts, side="right") - 1
-        no_rows = self.sources[0].windows(starts[:0], block_size)
-        out = np.empty((len(starts), *no_rows.shape[1:]), np.int32)
-        for index in np.unique(source).tolist():
-            own = source == index
-            out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the windows at `starts_B`, int32; all sources have windows of the same shape, such as `[B, T + 1]`."""
+        source_B = np.searchsorted(self.offsets, starts_B, side="right") - 1
+        no_rows = self.sources[0].windows(starts_B[:0], block_size)
+        out = np.empty((len(starts_B), *no_rows.shape[1:]), np.int32)
+        for index in np.unique(source_B).tolist():
+            is_own_B = source_B == index
+            out[is_own_B] = self.sources[index].windows(starts_B[is_own_B] - self.offsets[index], block_size)
         return out
 
 

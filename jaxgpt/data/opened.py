@@ -129,7 +129,7 @@ class Data:
         ids = self.train.tokens if isinstance(self.train, Packed) else self.train
         if not isinstance(ids, Tokens) or not ids.end_ids:
             return
-        if not any(len(ends) for ends in ids.ends()):
+        if not any(len(ends) for ends in ids.document_ends()):
             raise UserError(
                 f"data.documents {config.data.documents} needs an end-of-text id after each document, but {self.name} "
                 f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "

@@ -68,18 +68,18 @@ class Packed:
         """Return a copy of the n ids from index `start`, int32."""
         return self.tokens.take(start, n)
 
-    def starts(self, block_size: int) -> int:
+    def window_count(self, block_size: int) -> int:
         """Count the windows."""
         return len(self.bounds) - 1
 
     def eval_starts(self, block_size: int, stride: int) -> range:
         """Return the starts of all windows; `stride` does not apply."""
-        return range(self.starts(block_size))
+        return range(self.window_count(block_size))
 
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
         """Read windows, int32 `[B, T, 3]`: input, target (-1: no target) and document id (-1: padding)."""
-        out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
-        for row, window in zip(out, starts.tolist(), strict=True):
+        out = np.full((len(starts_B), block_size, 3), (0, -1, -1), np.int32)
+        for row, window in zip(out, starts_B.tolist(), strict=True):
             end = 0
             for number, piece in enumerate(range(self.bounds[window], self.bounds[window + 1])):
                 begin = end
@@ -116,7 +116,7 @@ class Packed:
 
     def fill(self, block_size: int) -> float:
         """Return the fraction of positions, over all windows, that are not padding."""
-        return int(self.lengths.sum(dtype=np.int64)) / max(self.starts(block_size) * block_size, 1)
+        return int(self.lengths.sum(dtype=np.int64)) / max(self.window_count(block_size) * block_size, 1)
 
 
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
@@ -125,7 +125,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     The last id of a document has no target and is not an input. A single end-of-text id, as before the first document in
     llm.c's format, is not a document.
     """
-    after_ends = [ends + 1 for ends in tokens.ends()]
+    after_ends = [ends + 1 for ends in tokens.document_ends()]
     bounds = np.unique(np.concatenate([[0], *after_ends, [len(tokens)]]))
     inputs = np.diff(bounds) - 1
     pieces = -(-inputs // block_size)  # number of pieces per document

@@ -55,13 +55,13 @@ class Preferences(ExampleSplit):
         """Return the ids of each pair's texts: with the chosen answer, then with the rejected answer."""
         return [text.ids for pair in self.pairs for text in pair]
 
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
         """Read pairs, int32 `[B, 2, T, 3]`: input, target (-1: no target) and document (-1: padding) of both texts.
 
         Texts of more than T + 1 ids are truncated.
         """
-        rows_B2T3 = np.full((len(starts), 2, block_size, 3), (0, -1, -1), np.int32)
-        for row_2T3, start in zip(rows_B2T3, starts.tolist(), strict=True):
+        rows_B2T3 = np.full((len(starts_B), 2, block_size, 3), (0, -1, -1), np.int32)
+        for row_2T3, start in zip(rows_B2T3, starts_B.tolist(), strict=True):
             for row_T3, text in zip(row_2T3, self.pairs[start], strict=True):
                 ids = text.ids[: block_size + 1]
                 n = len(ids) - 1

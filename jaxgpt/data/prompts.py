@@ -53,10 +53,10 @@ class PromptSplit(ExampleSplit):
         """Return the ids of each prompt."""
         return [prompt.ids for prompt in self.prompts]
 
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
         """Read prompts, int32 `[B, T, 3]`: input, no target (-1), and document (-1: padding)."""
-        rows_BT3 = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
-        for row_T3, start in zip(rows_BT3, starts.tolist(), strict=True):
+        rows_BT3 = np.full((len(starts_B), block_size, 3), (0, -1, -1), np.int32)
+        for row_T3, start in zip(rows_BT3, starts_B.tolist(), strict=True):
             ids = self.prompts[start].ids[:block_size]
             row_T3[: len(ids), 0] = ids
             row_T3[: len(ids), 2] = 0

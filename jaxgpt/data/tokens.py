@@ -7,7 +7,7 @@ import itertools
 import mmap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -19,17 +19,37 @@ HASHED_BLOCKS = 256  # maximum number of blocks
 
 
 class Split(Protocol):
-    """The interface of the token ids of a split; `Tokens` documents the members."""
+    """The interface of the token ids of a split, which are read as windows or other rows."""
 
     @property
-    def has_documents(self) -> bool: ...
+    def has_documents(self) -> bool:
+        """Whether the rows of windows have the shape `[T, 3]` (input, target, document id) instead of `[T + 1]`."""
+        ...
+
     @property
-    def indexed(self) -> bool: ...
-    def __len__(self) -> int: ...
-    def take(self, start: int, n: int) -> np.ndarray: ...
-    def starts(self, block_size: int) -> int: ...
-    def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray: ...
-    def windows(self, starts: np.ndarray, block_size: int) -> Any: ...  # an array, or a dict of arrays
+    def indexed(self) -> bool:
+        """Whether the start of a window is its index, as for packed documents or pairs, instead of a position in the ids."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        ...
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return a copy of the n ids from index `start`, int32."""
+        ...
+
+    def window_count(self, block_size: int) -> int:
+        """Return the number of windows to train on, which start at 0, 1, ...; 0 or negative: the split is too short."""
+        ...
+
+    def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray:
+        """Return the starts of the windows of an evaluation, `stride` apart."""
+        ...
+
+    def windows(self, starts_B: np.ndarray, block_size: int) -> Any:
+        """Read the windows at `starts_B`: an array `[B, ...]`, or a dict of such arrays."""
+        ...
 
 
 class Tokens:
@@ -43,6 +63,8 @@ class Tokens:
             unchanged.
     """
 
+    indexed: ClassVar[bool] = False
+
     def __init__(
         self,
         parts: Sequence[np.ndarray],
@@ -54,27 +76,22 @@ class Tokens:
         self.vocab_size = vocab_size
         self.end_ids = end_ids
         self.first_id = first_id
-        self._ends = list(itertools.accumulate(map(len, self.parts)))  # position of the end of each part
+        self._part_ends = list(itertools.accumulate(map(len, self.parts)))  # number of ids up to the end of each part
 
     def __len__(self) -> int:
-        return self._ends[-1] if self.parts else 0
+        return self._part_ends[-1] if self.parts else 0
 
     @property
     def has_documents(self) -> bool:
         """Whether windows have the shape `[T, 3]` (input, target, document id) instead of `[T + 1]`."""
         return bool(self.end_ids)
 
-    @property
-    def indexed(self) -> bool:
-        """Whether the start of a row is its index, as for packed documents or pairs, instead of a position in the text."""
-        return False
-
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
         """Yield views of the n ids from index `start`, one for each part that overlaps this range."""
-        index = bisect_right(self._ends, start)
+        index = bisect_right(self._part_ends, start)
         while n > 0:
             part = self.parts[index]
-            first = start - (self._ends[index] - len(part))
+            first = start - (self._part_ends[index] - len(part))
             piece = part[first : first + n]
             yield piece
             start += len(piece)
@@ -108,7 +125,7 @@ class Tokens:
             end += len(ids)
         return out
 
-    def ends(self) -> Iterator[np.ndarray]:
+    def document_ends(self) -> Iterator[np.ndarray]:
         """Yield the positions of the ids that end a document, block by block."""
         for start in range(0, len(self), BLOCK):
             ids = self.take(start, min(BLOCK, len(self) - start))
@@ -132,8 +149,8 @@ class Tokens:
             digest.update(ids.astype("<i4").tobytes())
         return digest.hexdigest()
 
-    def starts(self, block_size: int) -> int:
-        """Return the number of complete windows, one per start; 0 or negative if the split is too short."""
+    def window_count(self, block_size: int) -> int:
+        """Return the number of complete windows, one for each start; 0 or negative: the ids are too few."""
         return len(self) - block_size
 
     def eval_starts(self, block_size: int, stride: int) -> range:
@@ -141,29 +158,32 @@ class Tokens:
 
         An incomplete last window is dropped, unless it is the only window.
         """
-        starts = self.starts(block_size)
-        return range(0, starts, stride) if starts > 0 else range(int(len(self) > 1))
+        count = self.window_count(block_size)
+        if count > 0:
+            return range(0, count, stride)
+        has_target = len(self) > 1
+        return range(int(has_target))
 
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the windows at `starts`, int32; -1 beyond the end of the ids.
+    def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the windows at `starts_B`, int32; -1 beyond the end of the ids.
 
         Returns:
             `[B, T + 1]`: T inputs and, shifted by one, T targets. With `end_ids`, `[B, T, 3]`: the input, target and document
             id of each position. The last input of a document has the target -1: it does not predict the next document.
         """
-        rows = np.full((len(starts), block_size + 1), -1, np.int32)
-        for row, start in zip(rows, starts.tolist(), strict=True):
+        rows = np.full((len(starts_B), block_size + 1), -1, np.int32)
+        for row, start in zip(rows, starts_B.tolist(), strict=True):
             n = min(block_size + 1, len(self) - start)
             row[:n] = self.take(start, n)
         if not self.end_ids:
             return self._with_first_id(rows)
 
-        ends = np.isin(rows[:, :-1], self.end_ids)
-        rows = self._with_first_id(rows)  # not before `ends`: the beginning-of-text id may also end documents
-        inputs = rows[:, :-1]
-        targets = np.where(ends, -1, rows[:, 1:])
-        documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
-        return np.stack([inputs, targets, documents], axis=-1)
+        is_end_BT = np.isin(rows[:, :-1], self.end_ids)
+        rows = self._with_first_id(rows)  # not before `is_end_BT`: the beginning-of-text id may also end documents
+        inputs_BT = rows[:, :-1]
+        targets_BT = np.where(is_end_BT, -1, rows[:, 1:])
+        documents_BT = np.cumsum(is_end_BT, axis=1, dtype=np.int32) - is_end_BT
+        return np.stack([inputs_BT, targets_BT, documents_BT], axis=-1)
 
     def _with_first_id(self, rows: np.ndarray) -> np.ndarray:
         """Return rows that begin with `first_id`, if any."""

@@ -53,19 +53,19 @@ class ReferencedPairs:
         """Return a copy of n ids from index `start`, int32."""
         return self.pairs.take(start, n)
 
-    def starts(self, block_size: int) -> int:
-        """Count the possible starts of rows."""
-        return self.pairs.starts(block_size)
+    def window_count(self, block_size: int) -> int:
+        """Count the rows."""
+        return self.pairs.window_count(block_size)
 
     def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray:
         """Return the starts of the evaluated rows."""
         return self.pairs.eval_starts(block_size, stride)
 
-    def windows(self, starts: np.ndarray, block_size: int) -> dict[str, np.ndarray]:
+    def windows(self, starts_B: np.ndarray, block_size: int) -> dict[str, np.ndarray]:
         """Read rows of `post.preference.preference_objective`: `windows` `[B, 2, T, 3]` and `reference_log_p` `[B, 2]`."""
-        places = np.searchsorted(self.starts_N, starts)
-        assert np.array_equal(self.starts_N[places], starts), "a pair without log probabilities"
-        return {"windows": self.pairs.windows(starts, block_size), "reference_log_p": self.log_p_N2[places]}
+        places = np.searchsorted(self.starts_N, starts_B)
+        assert np.array_equal(self.starts_N[places], starts_B), "a pair without log probabilities"
+        return {"windows": self.pairs.windows(starts_B, block_size), "reference_log_p": self.log_p_N2[places]}
 
 
 def no_pairs(split: Split) -> ReferencedPairs:

@@ -140,7 +140,7 @@ def used_microbatches(batches: Batches, config: Config, last: Info | None, rows:
 
 def first_uses(batches: Batches, steps: range) -> np.ndarray:
     """Return the starts of the rows of these steps, int64, in the order of their first use."""
-    every = batches.split.starts(batches.block_size)
+    every = batches.split.window_count(batches.block_size)
     starts: dict[int, None] = {}
     for step in steps:
         starts.update(dict.fromkeys(batches.at(step).starts_B.tolist()))

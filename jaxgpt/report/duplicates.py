@@ -69,7 +69,7 @@ def _document_bounds(split: Split, end_ids: tuple[int, ...]) -> DocumentBounds:
         return DocumentBounds(split.begins, split.begins + split.lengths + 1)
     assert isinstance(split, Tokens)
     with_ends = Tokens(split.parts, end_ids=end_ids)
-    end_tokens = np.concatenate([np.zeros(0, int), *with_ends.ends()])
+    end_tokens = np.concatenate([np.zeros(0, int), *with_ends.document_ends()])
     return DocumentBounds(np.append(0, end_tokens + 1), np.append(end_tokens, len(split)))
 
 

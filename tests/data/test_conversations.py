@@ -142,7 +142,7 @@ def test_a_single_conversation_is_trained_on(mark: bytes, tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl"
     path.write_bytes(mark + json.dumps({"prompt": "a", "completion": "bc"}).encode())
     train, val, source, _ = load(path, CharTokenizer("abc"), 8, train_fraction=0.9)
-    assert (train.starts(8), val.starts(8)) == (1, 0)
+    assert (train.window_count(8), val.window_count(8)) == (1, 0)
     assert train.take(0, 3).tolist() == [0, 1, 2]
     assert source.startswith("1 conversation with 1 answer in ")
     path.write_text(json.dumps({"prompt": "", "completion": "bc"}))
@@ -159,7 +159,7 @@ def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
     packed = pack_conversations(talks, 20)
-    train = TrainConfig(batch_size=packed.starts(20), seed=seed)
+    train = TrainConfig(batch_size=packed.window_count(20), seed=seed)
     batches = Batches.of(Config(model=ModelConfig(block_size=20), train=train), packed)
     rows = batches.at(0)[:]
     assert rows.shape == (batches.per_epoch, 20, 3)

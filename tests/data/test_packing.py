@@ -42,7 +42,7 @@ def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cu
     documents[-1] += [] if ended else [1, 2]  # a last document without an end id
     ids = np.concatenate(documents)
     packed = pack_documents(Tokens(np.array_split(ids, cut + 1), 10, (END,)), T)
-    rows = packed.windows(np.arange(packed.starts(T)), T)
+    rows = packed.windows(np.arange(packed.window_count(T)), T)
     found = [row[row[:, 2] == s, :2].tolist() for row in rows for s in range(row[:, 2].max() + 1)]
     expected = []
     for document in documents if ended else [*documents[:-1], documents[-1][:-2], documents[-1][-2:]]:
@@ -68,7 +68,7 @@ def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed.lengths.tolist() == lengths[packed.begins].tolist()
     sums = np.add.reduceat(packed.lengths, packed.bounds[:-1])
     assert sums.max() <= 16
-    assert len(sums) == packed.starts(16)
+    assert len(sums) == packed.window_count(16)
 
 
 def test_an_end_before_the_first_document_is_no_document() -> None:

@@ -263,7 +263,7 @@ def test_records_that_cannot_be_used(name: str, tmp_path: Path, monkeypatch: pyt
     assert message.endswith("; to skip such records, use --data.on-error skip")
 
     data = open_data(replace(CONFIG, data=replace(CONFIG.data, on_error="skip", train_fraction=1.0)), TOKENIZER)
-    assert data.train.starts(64) == 2
+    assert data.train.window_count(64) == 2
     assert "skipped 1 record: 1 " in data.source
     assert "(first: pairs.jsonl, line 2: " in data.source
 
@@ -314,11 +314,11 @@ def test_windows_hold_both_texts() -> None:
 def test_the_last_pairs_are_held_out_without_copies(folder: Path) -> None:
     write(*(GOOD | {"prompt": str(i % 18)} for i in range(20)))
     data = open_data(CONFIG, TOKENIZER)
-    assert (data.train.starts(64), data.held_out) == (18, False)
+    assert (data.train.window_count(64), data.held_out) == (18, False)
     assert "2 not held out, because they are also among the training pairs" in data.source
     write(*(GOOD | {"prompt": str(i)} for i in range(20)))
     data = open_data(CONFIG, TOKENIZER)
-    assert (data.train.starts(64), data.val.starts(64), data.held_out) == (18, 2, True)
+    assert (data.train.window_count(64), data.val.window_count(64), data.held_out) == (18, 2, True)
     assert "2 held out, fewer than 20" in data.source
 
 

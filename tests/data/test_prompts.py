@@ -133,7 +133,7 @@ def test_records_that_cannot_be_used(name: str) -> None:
     assert str(error.value).startswith("prompts.jsonl, line 2: ")
     assert said in str(error.value)
     skipping = replace(CONFIG, data=replace(CONFIG.data, on_error="skip"))
-    assert open_data(skipping, TOKENIZER).train.starts(64) == 1
+    assert open_data(skipping, TOKENIZER).train.window_count(64) == 1
 
 
 def test_text_is_rejected() -> None:

@@ -152,8 +152,8 @@ def test_ends_of_documents_are_found_in_all_blocks_and_parts() -> None:
     border = BLOCK + 100
     expected = np.array([3, border - 101, border - 100, border + 7, len(ids) - 1])
     ids[expected] = [8, 9, 9, 8, 9]
-    assert np.concatenate([*Tokens([ids[:100], ids[100:]], 10, (9, 8)).ends()]).tolist() == expected.tolist()
-    assert not any(map(len, Tokens([ids], 10, (7,)).ends()))
+    assert np.concatenate([*Tokens([ids[:100], ids[100:]], 10, (9, 8)).document_ends()]).tolist() == expected.tolist()
+    assert not any(map(len, Tokens([ids], 10, (7,)).document_ends()))
 
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u8", "<i4", "<u4", "<f4", "<f8"])
