@@ -17,7 +17,7 @@ from texts_in_processes import texts
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.lm import LM, engine, generate, score
-from jaxgpt.lm.placement import part_length
+from jaxgpt.lm.mesh_part import part_length
 from jaxgpt.trainer.build import build
 
 

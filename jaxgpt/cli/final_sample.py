@@ -14,7 +14,7 @@ from jaxgpt.data.tokenizers.bos import decode_texts
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
-from jaxgpt.lm.placement import one_copy
+from jaxgpt.lm.mesh_part import one_copy
 from jaxgpt.trainer.program import Program
 
 QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; such words are skipped

@@ -17,8 +17,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_filters, as_prompts, make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
+from jaxgpt.lm.mesh_part import own_part
 from jaxgpt.lm.model import LM, check_for_text
-from jaxgpt.lm.placement import own_part, row_ways, settled
+from jaxgpt.lm.placement import block_on_mesh, row_ways
 from jaxgpt.lm.request import Request, read_request
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.options import SEED
@@ -212,14 +213,14 @@ def decode(
             state = engine.start(sampler, params, request.inputs, keys, request.limits, row_ways(lm))
         else:
             state = engine.resume(sampler, params, reuse, request.inputs[0], keys[0])
-        state = settled(lm, state)
+        state = block_on_mesh(lm, state)
 
     made = 0
     steps = block if block >= longest else 1  # a single token, so that the first piece is yielded early
     while any(text.finish_reason is None for text in texts):
         with request.on_device(slots=slots):
             state = engine.run(sampler, params, state, min(steps, longest - made))
-            state = settled(lm, state)
+            state = block_on_mesh(lm, state)
         fresh_BT = engine.new_ids(state, made)
         log_p_BT = engine.new_log_p(state, made)
         made = int(state.made)

@@ -18,7 +18,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, max_new, start_ids
 from jaxgpt.lm.model import LM
-from jaxgpt.lm.placement import cache_shards, placed, row_ways
+from jaxgpt.lm.placement import cache_shards, row_ways, use_mesh_of
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import Decoder, TextStream
 from jaxgpt.parallel.host import device_memory
@@ -75,7 +75,7 @@ class Request(NamedTuple):
         if memory.needed > memory.available:
             raise memory.error()
         try:
-            with placed(self.lm, sizes.rows):
+            with use_mesh_of(self.lm, sizes.rows):
                 yield
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" not in str(e):

@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.match import check_names
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.kernels import of_device
 from jaxgpt.lm.model import LM, check_lm
-from jaxgpt.lm.placement import settled
+from jaxgpt.lm.placement import block_on_mesh
 from jaxgpt.model.params import map_matrices
 from jaxgpt.model.scan import per_layer
 from jaxgpt.ops import Ops
@@ -57,4 +57,4 @@ def for_decoding(lm: LM) -> LM:
     params = per_layer(lm.params, lm.config.model.n_layer)
     check_names(params, lm.gpt)
     params = map_matrices(lambda w: w.astype(dtype), params, lm.gpt)
-    return lm._replace(params=settled(lm, params))
+    return lm._replace(params=block_on_mesh(lm, params))

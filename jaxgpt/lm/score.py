@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, start_ids
 from jaxgpt.lm.engine import round_up
 from jaxgpt.lm.model import LM
-from jaxgpt.lm.placement import placed, row_ways, settled
+from jaxgpt.lm.placement import block_on_mesh, row_ways, use_mesh_of
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.tree import Tree, attend_to_ancestors
 from jaxgpt.model import GPT
@@ -277,9 +277,9 @@ def _score_batch(lm: LM, texts: list[_Text], rows: list[Tree], B: int, T: int) -
     C = batch.at_BC.shape[1]
     chunks = math.ceil(B * C / _sizes().head_positions)
     compiled = _compiled(sampler_of(lm).model, math.ceil(C / chunks))
-    with placed(lm, B):
+    with use_mesh_of(lm, B):
         found = compiled(lm.params, batch.tokens_BT, batch.at_BC, batch.targets_BC, branches)
-    log_p_BC, is_best_BC = map(to_host, settled(lm, found))
+    log_p_BC, is_best_BC = map(to_host, block_on_mesh(lm, found))
     return {n: Score(texts[n].ids, log_p_BC[place], is_best_BC[place]) for n, place in batch.places.items()}
 
 

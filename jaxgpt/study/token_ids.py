@@ -13,7 +13,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.model import check_lm
-from jaxgpt.lm.placement import placed
+from jaxgpt.lm.placement import use_mesh_of
 from jaxgpt.study.observer import observed
 
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
     """Return `compute(model, params, tokens_BT, *args)` for a text or ids, on the devices of the model."""
     tokens_BT = as_tokens(lm, ids)
-    with placed(lm, len(tokens_BT)):
+    with use_mesh_of(lm, len(tokens_BT)):
         return compute(observed(lm), lm.params, tokens_BT, *args)
 
 
