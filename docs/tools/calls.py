@@ -23,7 +23,7 @@ trainer.loop.train
       feed.at = trainer.feed.DataFeed.at
         data.batches.Batches.at
     start.build = trainer.build.build
-    program.step = trainer.program.Program.pure_step
+    program.step = trainer.run_step.RunStep.__call__
       train.step.gradient_sums
         objective = train.loss.next_token_loss
           forward = train.loss.Forward.__call__

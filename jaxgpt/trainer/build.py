@@ -29,7 +29,8 @@ from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.trainer.frozen_arrays import frozen_arrays, frozen_shapes
 from jaxgpt.trainer.given import parts_of_build
-from jaxgpt.trainer.program import Program, host_hyperparameters
+from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.run_step import host_hyperparameters
 from jaxgpt.trainer.states import abstract, fresh
 
 

@@ -107,6 +107,38 @@ def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: An
     )
 
 
+def random_state(mesh: Mesh, make: Callable[[jax.typing.ArrayLike], Fresh], seed: int, like: TrainState) -> TrainState:
+    """Compute the initial state with random parameters, from a function as `fresh` and its seed."""
+    return compute(mesh, lambda seed: nn.unbox(make(seed).state), seed, like)
+
+
+def state_with_params(
+    config: Config,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation | None,
+    model: GPT | None,
+    params: Any,
+    like: TrainState,
+) -> TrainState:
+    """Return the initial state with given parameters on the devices, in the layout of `like.params`. They are not copied."""
+
+    # The function does not return the parameters, because XLA would copy an argument that is returned.
+    def without_params(params: Any) -> TrainState:
+        if config.train.scan_layers:
+            params = unstack_layers(params, config.model.n_layer)
+        state = first_state(config, optimizer, model, params)
+        state = nn.unbox(stacked(config, state))
+        return state._replace(params=())
+
+    state = compute(mesh, without_params, params, like._replace(params=()))
+    return state._replace(params=params)
+
+
+def copy_params(mesh: Mesh, params: T, like: T) -> T:
+    """Copy parameters on the devices."""
+    return compute(mesh, lambda params: params, params, like)
+
+
 def stacked(config: Config, tree: T) -> T:
     """Stack the layers of weights or of a state with `train.scan_layers`; otherwise, return the tree unchanged."""
     return stack_layers(tree) if config.train.scan_layers else tree

@@ -31,7 +31,7 @@ from jaxgpt.trainer.frozen_sources import (
 )
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.states import compute, put_stacked
+from jaxgpt.trainer.states import compute, copy_params, put_stacked
 
 FACTS = {BASE: "the frozen weights", NEXT_TO_BASE: "the reference"}  # names in errors, keyed by names in checkpoints
 
@@ -166,7 +166,7 @@ def starting_state(program: Program, run: Run, last: Info | None, weights: Initi
     if weights.state:
         return restarted_state(program, weights.state)
     if weights.initial:
-        return program.init(weights.initial.read(program.place), donate=True)
+        return program.init_donating(weights.initial.read(program.place))
     return program.init()
 
 
@@ -198,7 +198,7 @@ def restarted_state(program: Program, checkpoint: Path) -> TrainState:
 
     # The parts that the run needs, but the checkpoint lacks.
     if abstract.state.ema is not None and state.ema is None:
-        average = compute(mesh, lambda params: params, state.params, like.params)
+        average = copy_params(mesh, state.params, like.params)
         state = state._replace(ema=average)
     if abstract.state.skip is not None:
         statistics = compute(mesh, lambda _: init_statistics(), (), abstract.state.skip)

@@ -36,7 +36,7 @@ from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.skip import SkipStatistics, init_statistics
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.program import shardings_of
+from jaxgpt.trainer.states import shardings_of
 
 CONFIG = Config(model=small("gpt2"))
 LIKE = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
