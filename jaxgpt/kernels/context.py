@@ -10,7 +10,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.halo import balanced_order, halo_size
-from jaxgpt.kernels.ring import MixedAttention, gathered_attention, halo_attention, ring_attention
+from jaxgpt.kernels.sharded import MixedAttention, gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
 from jaxgpt.ops import AttendFn, Ops
 from jaxgpt.ops.attention import attend

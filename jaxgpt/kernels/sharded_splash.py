@@ -19,6 +19,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.division import Division, division_of
+from jaxgpt.kernels.gather import gather_keys
 from jaxgpt.kernels.halo import (
     Halo,
     balanced_order,
@@ -29,7 +31,7 @@ from jaxgpt.kernels.halo import (
     split_place,
     with_halo,
 )
-from jaxgpt.kernels.ring import Division, division_of, gather_keys, gathered_attention
+from jaxgpt.kernels.sharded import gathered_attention
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 
 from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
-from jaxgpt.kernels.ring import gathered_attention, halo_attention, ring_attention
+from jaxgpt.kernels.sharded import gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend

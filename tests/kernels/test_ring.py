@@ -21,7 +21,7 @@ from jaxgpt.kernels import halo, online
 from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.halo import balanced_order, halo_size
 from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.kernels.ring import MixedAttention, gathered_attention, halo_attention, ring_attention
+from jaxgpt.kernels.sharded import MixedAttention, gathered_attention, halo_attention, ring_attention
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, padded_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh

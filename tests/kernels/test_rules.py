@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
-from jaxgpt.kernels.ring import gathered_attention, ring_attention
+from jaxgpt.kernels.sharded import gathered_attention, ring_attention
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
 from jaxgpt.ops.experts import ExpertWeights, experts, route
