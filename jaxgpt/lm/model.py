@@ -173,7 +173,7 @@ def _config_of_copy(config: Config, path: Path) -> Config:
     """Return the settings of a saved model: `load` must not look for an EMA or adapters, or `eval` for data."""
     data = config.data
     if not config.preset and data == DataConfig():
-        data = DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json"))
+        data = DataConfig(dataset="none", tokenizer=str(path.absolute() / "tokenizer.json"))
     optim = replace(config.optim, ema_decay=0.0)
     return replace(config, data=data, optim=optim, lora=LoraConfig())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import TEXT, jaxgpt, small_run
+from helpers import TEXT, jaxgpt, lm_of, small_run
 
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import read_info, seal
@@ -19,6 +19,7 @@ from jaxgpt.data.run_tokenizer import run_tokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import has_documents, located
 from jaxgpt.errors import UserError
+from jaxgpt.lm.model import save
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.start import Start
 
@@ -133,6 +134,16 @@ def test_a_tokenizer_is_looked_up_like_the_data(tmp_path: Path) -> None:
     given = with_settings(recorded, {"data.tokenizer": "own.json"})
     assert run_tokenizer(given).vocab_size == 270, "a path on the command line refers to the current directory"
     assert with_settings(recorded, {"data.tokenizer": "byte"}).data.tokenizer == "byte"
+
+
+def test_a_saved_model_finds_its_tokenizer_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(lm_of("gpt2"), "saved")
+    config = Run("saved").config()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run_tokenizer(config).vocab_size == lm_of("gpt2").tokenizer.vocab_size
 
 
 def test_a_path_is_looked_up_where_the_run_was_started_first(tmp_path: Path) -> None:

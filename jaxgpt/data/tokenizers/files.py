@@ -15,7 +15,7 @@ from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.special_files import AddedToken, SpecialFiles, read_special_files
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers
 from jaxgpt.data.tokenizers.transformers_class import TokenizerClass
-from jaxgpt.data_settings import FROM_TEXT
+from jaxgpt.data_settings import NAMED_TOKENIZERS
 from jaxgpt.directories import (
     ADDED_TOKENS,
     CHAT_TEMPLATE,
@@ -29,7 +29,6 @@ from jaxgpt.files import read_bytes
 from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json
 
-NAMES = (*FROM_TEXT, "byte", "gpt2", "ids")  # tokenizers that `data.tokenizer` can name
 # Files of tokenizers without a tokenizer.json.
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
 FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
@@ -132,9 +131,9 @@ def _from_str(tokenizer_json: str, what: str) -> Any:
 
 
 def _missing(path: Path) -> UserError:
-    """Return the error for a missing tokenizer.json, or a name that is not in `NAMES`."""
-    near = did_you_mean(str(path), NAMES)
-    fix = f"choose {', '.join(NAMES)}, or the path of a tokenizer.json"
+    """Return the error for a missing tokenizer.json, or a name that is not in `NAMED_TOKENIZERS`."""
+    near = did_you_mean(str(path), NAMED_TOKENIZERS)
+    fix = f"choose {', '.join(NAMED_TOKENIZERS)}, or the path of a tokenizer.json"
     if path.name == "tokenizer.json" and any((path.parent / name).is_file() for name in OTHER_FILES):
         fix = how_to_write_json(path.parent)
     return UserError(f"no tokenizer at {path}{near}: {fix}")
