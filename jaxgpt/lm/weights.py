@@ -35,7 +35,7 @@ def quantize(params: Any, model: Model, precision: Precision) -> Any:
             return Stored(w_OI.astype(precision), ones_O, transposed)
 
         largest_O = jnp.abs(w_OI).max(-1)
-        scale_O = jnp.maximum(largest_O, jnp.finfo(jnp.float32).tiny) / 127  # above 0 even if all weights are 0
+        scale_O = jnp.maximum(largest_O / 127, jnp.finfo(jnp.float32).tiny)  # above 0 even if all weights are 0
         values_OI = jnp.round(w_OI / scale_O[..., None])
         return Stored(values_OI.astype(jnp.int8), scale_O, transposed)
 

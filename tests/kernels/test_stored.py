@@ -92,6 +92,14 @@ def test_int8_size_and_rounding_error() -> None:
     assert int(jnp.abs(low.values_OI).max()) == 127
 
 
+def test_int8_scales_of_zeros_are_above_0() -> None:
+    """The smallest float32 divided by 127 is flushed to 0 on some devices, and 0 / 0 has no value."""
+    zeros = jax.tree.map(jnp.zeros_like, random_params(CONFIG))
+    low = quantize(zeros, CONFIG, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
+    assert bool(jnp.all(low.scale_O > 0))
+    np.testing.assert_array_equal(low.dense(), 0)
+
+
 def test_biases_norms_and_learned_positions_are_not_stored() -> None:
     low = quantize(random_params(CONFIG), CONFIG, "int8")
     leaves = jax.tree.leaves_with_path(low, is_leaf=is_stored)
