@@ -1,4 +1,9 @@
-"""Classify the instructions of a compiled training step by kind of work."""
+"""Classify the instructions of a compiled training step by kind of work.
+
+XLA records a source path for most instructions, such as `jit(train)/jvp(GPT)/.../h_0/attn/attn._project/q_proj/dot_general`.
+The kind is guessed from strings in this path, from the operation, and from the paths of neighboring instructions. A rename
+of a module or of a projection changes the kinds.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,20 @@ WORK = {
     "optimizer": "gradient norm, update, EMA",
     "communication": "collectives, including waiting for the slowest device",
 }
-NEAR = 2  # operand edges between a product and its neighbors: an instruction without a path, such as a copy, may be between
+NEAR = 2  # maximum distance of a neighbor, in operand edges: one instruction without a path, such as a copy, may be between
 
 
 def instruction_kinds(program: str) -> dict[str, str]:
     """Classify the instructions of a compiled training step (`compiled.as_text()`) by the kinds of `WORK`.
 
-    A fusion has the kind of its first matrix product; without a product, the kind of its first source path. Paths
-    of the differentiated part contain `jvp`; other paths count as optimizer.
+    A fusion has the kind of its first matrix product; without a product, the kind of its first source path. The kind is the
+    first that applies:
+
+    - communication: a collective
+    - attention: a path in a module `attn`, but not in a projection
+    - optimizer: a path from the train step, outside the differentiated part
+    - products: a matrix product
+    - elementwise: all other instructions
     """
     computations, _ = read_computations(program)
     kinds = {}
@@ -33,7 +44,11 @@ def instruction_kinds(program: str) -> dict[str, str]:
             # Loops over steps and microbatches have no kind: their time outside their instructions counts as idle.
             if instruction.opcode == "while" and "jvp(" not in work[name].path:
                 continue
-            kinds[name] = _kind(instruction.opcode, work[name].is_product, _paths(name, body, work))
+            paths = [work[name].path]
+            if work[name].is_product and not work[name].path:
+                # The CPU compiler splits the products of attention and drops their source paths.
+                paths = _neighbor_paths(name, body, work)
+            kinds[name] = _kind(instruction.opcode, work[name].is_product, paths)
     return kinds
 
 
@@ -61,17 +76,6 @@ def _work_of(instruction: Instruction, computations: Mapping[str, Computation]) 
     return _Work(path, is_product=bool(products))
 
 
-def _paths(name: str, body: Computation, work: Mapping[str, _Work]) -> list[str]:
-    """Return the source paths that classify an instruction: its own path; for a product without a path, its neighbors' paths.
-
-    The CPU compiler splits the products of attention and drops their source paths.
-    """
-    if work[name].path or not work[name].is_product:
-        return [work[name].path]
-    with_path = {each for each in body if work[each].path}
-    return [work[each].path for each in _near(name, body, with_path)]
-
-
 def _is_product(instruction: Instruction) -> bool:
     """Return whether an instruction is a product with a matrix, by the compiler or by a library."""
     if instruction.opcode == "dot":
@@ -82,28 +86,56 @@ def _is_product(instruction: Instruction) -> bool:
     return instruction.opcode == "convolution"
 
 
-def _near(name: str, body: Computation, with_path: Collection[str]) -> set[str]:
-    """Return an instruction, its operands and users, and the neighbors of each neighbor without a path."""
-    near = {name}
+def _neighbor_paths(name: str, body: Computation, work: Mapping[str, _Work]) -> list[str]:
+    """Return the source paths of an instruction's neighbors, its operands and users.
+
+    A neighbor without a path is replaced by its own neighbors.
+    """
+    paths = []
+    seen = {name}
     without_path = {name}
     for _ in range(NEAR):
-        operands = {each for other in without_path for each in body[other].operands if each in body}
-        users = {other for other, each in body.items() if not without_path.isdisjoint(each.operands)}
-        without_path = (operands | users).difference(with_path) - near
-        near |= operands | users
-    return near
+        neighbors = _operands_and_users(without_path, body) - seen
+        seen |= neighbors
+        paths += [work[neighbor].path for neighbor in neighbors if work[neighbor].path]
+        without_path = {neighbor for neighbor in neighbors if not work[neighbor].path}
+    return paths
+
+
+def _operands_and_users(names: Collection[str], body: Computation) -> set[str]:
+    """Return the operands of some instructions, and the instructions that use their results."""
+    found: set[str] = set()
+    for name in names:
+        found.update(operand for operand in body[name].operands if operand in body)
+    for user, instruction in body.items():
+        if not set(names).isdisjoint(instruction.operands):
+            found.add(user)
+    return found
 
 
 def _kind(opcode: str, is_product: bool, paths: Collection[str]) -> str:
-    """Return the kind of an instruction, one of `WORK`; the first that applies, in the order of the tests.
+    """Return the kind of an instruction, one of `WORK`.
 
-    All operands and users of a product in the differentiated part are in that part too. So a single path outside, without
-    `jvp`, shows that a product without a path belongs to the optimizer.
+    Args:
+        opcode: operation of the instruction.
+        is_product: whether it is a matrix product.
+        paths: its source path, or the paths of its neighbors. A neighbor in attention or the optimizer decides: the neighbors
+            of other products are in the differentiated part, outside attention.
     """
     if opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return "communication"
-    if any("/attn/" in path and "_proj" not in path for path in paths):
+    if any(_in_attention(path) for path in paths):
         return "attention"
-    if any(path.startswith("jit(") and "jvp(" not in path for path in paths):
+    if any(_in_optimizer(path) for path in paths):
         return "optimizer"
     return "products" if is_product else "elementwise"
+
+
+def _in_attention(path: str) -> bool:
+    """Return whether a source path is in an attention module, but not in one of its projections."""
+    return "/attn/" in path and "_proj" not in path
+
+
+def _in_optimizer(path: str) -> bool:
+    """Return whether a source path of a train step is outside its differentiated part, where all paths contain `jvp`."""
+    return path.startswith("jit(") and "jvp(" not in path
