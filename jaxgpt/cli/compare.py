@@ -146,12 +146,12 @@ def sentence(a: SeedGroup, b: SeedGroup) -> str:
 
 def _advice(found: Difference) -> str:
     """Return advice on distinguishing two groups."""
-    from jaxgpt.study.difference import MOST_SEEDS
+    from jaxgpt.study.power import MOST_SEEDS, needs_windows, seeds_needed
 
-    needed = found.seeds_needed
+    needed = seeds_needed(found)
     if not needed:
         return "the losses are equal"
-    if found.needs_windows:
+    if needs_windows(found):
         return "more seeds alone would not suffice: evaluate on more validation text"
     if needed > MOST_SEEDS:
         return f"more than {MOST_SEEDS:,} seeds would be needed"
@@ -189,6 +189,8 @@ def _group_json(group: SeedGroup) -> dict[str, Any]:
 
 def _difference_json(found: Difference) -> dict[str, Any]:
     """Return the difference between two groups."""
+    from jaxgpt.study.power import seeds_needed
+
     return {
         "difference": found.mean,
         "stderr": finite_or_none(found.error),
@@ -198,5 +200,5 @@ def _difference_json(found: Difference) -> dict[str, Any]:
         "pairs": found.pairs,
         "windows": found.windows,
         "distinguishable": found.is_distinguishable,
-        "seeds_needed": found.seeds_needed or None,
+        "seeds_needed": seeds_needed(found) or None,
     }

@@ -15,7 +15,11 @@ d[s, w] of seed s in window w has a component of the seed, a component of the wi
 
 V_seeds is the variance of the means of the seeds, divided by the number of seeds; V_windows is the variance of the means of
 the windows, divided by the number of windows. Both include V_rest, the variance of the remainder, divided by the number
-of seeds times the number of windows.
+of seeds times the number of windows. These are estimates: if V_rest exceeds V_seeds or V_windows, the sum would be smaller than
+the larger variance, which is then used instead.
+
+The interval has the degrees of freedom of the summed variances (Welch and Satterthwaite). `study/power.py` computes the number
+of seeds that would find a difference.
 
 Sources: Student, "The Probable Error of a Mean", 1908; B. L. Welch, "The Generalization of 'Student's' Problem when Several
 Different Population Variances are Involved", 1947; F. E. Satterthwaite, "An Approximate Distribution of Estimates of Variance
@@ -35,8 +39,13 @@ from jaxgpt.study.seeds import SeedGroup, standard_error
 from jaxgpt.trainer.windows import WindowLosses
 
 CONFIDENCE = 0.95
-POWER = 0.8  # probability that the recommended number of seeds finds the difference
-MOST_SEEDS = 1000  # largest number of seeds to recommend
+
+
+class Variance(NamedTuple):
+    """The variance of a mean, and the degrees of freedom of its estimate."""
+
+    value: float
+    freedom: float
 
 
 class Difference(NamedTuple):
@@ -49,7 +58,8 @@ class Difference(NamedTuple):
         pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
         windows: number of validation windows shared by all compared runs; 0: unknown.
         window_stderr: standard error over these windows for the compared models, without the variation between seeds.
-        window_variance: variance over the choice of the windows in addition to `stderr` squared, V_windows - V_rest.
+        window_variance: variance over the choice of the windows in addition to `stderr` squared: V_windows - V_rest, with
+            V_rest at most `stderr` squared; 0 if negative.
     """
 
     mean: float
@@ -66,9 +76,15 @@ class Difference(NamedTuple):
         return math.sqrt(self.stderr**2 + self.window_variance)
 
     @property
+    def over_windows(self) -> Variance:
+        """`window_variance` with its degrees of freedom."""
+        return Variance(self.window_variance, self.windows - 1)
+
+    @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval: mean +- t * error, with the quantile t of Student's distribution."""
-        freedom = _freedom([(self.stderr**2, self.freedom), (self.window_variance, self.windows - 1)], self.freedom)
+        over_seeds = Variance(self.stderr**2, self.freedom)
+        freedom = joint_freedom([over_seeds, self.over_windows], if_zero=self.freedom)
         half = quantile(0.5 + CONFIDENCE / 2, freedom) * self.error
         return self.mean - half, self.mean + half
 
@@ -77,38 +93,6 @@ class Difference(NamedTuple):
         """Whether the 95% interval excludes 0; False if the standard error is unknown."""
         low, high = self.interval
         return low > 0 or high < 0
-
-    @property
-    def seeds_needed(self) -> int:
-        """Number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
-
-        The smallest n with abs(mean) >= (t_0.975 + t_0.8) * sqrt(variance / n + window_variance). In pairs, `variance` is the
-        variance of a pair's difference, with n - 1 degrees of freedom; without pairs, the summed variances of one run of each
-        group, with 2 (n - 1). Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
-        """
-        if math.isnan(self.error) or self.error == 0 or self.mean == 0:
-            return 0
-        # The variance of one pair, or the summed variances of one run of each group.
-        seeds = self.pairs or self.freedom / 2 + 1
-        variance = self.stderr**2 * seeds
-        for n in range(2, MOST_SEEDS + 1):
-            freedom = n - 1 if self.pairs else 2 * (n - 1)
-            of_seeds = variance / n
-            if abs(self.mean) >= self._smallest(of_seeds, freedom):
-                return n
-        return MOST_SEEDS + 1
-
-    @property
-    def needs_windows(self) -> bool:
-        """Whether the choice of the windows hides a difference of this size, regardless of the number of seeds."""
-        return abs(self.mean) < self._smallest(0.0, 1)
-
-    def _smallest(self, of_seeds: float, freedom: float) -> float:
-        """Return the smallest difference that is found with probability 0.8, given the variance over seeds."""
-        parts = [(of_seeds, freedom), (self.window_variance, self.windows - 1)]
-        together = _freedom(parts, freedom)
-        quantiles = quantile(0.5 + CONFIDENCE / 2, together) + quantile(POWER, together)
-        return quantiles * math.sqrt(of_seeds + self.window_variance)
 
 
 def quantile(p: float, freedom: float) -> float:
@@ -131,13 +115,13 @@ def difference(a: SeedGroup, b: SeedGroup) -> Difference:
         a_windows = _windows_of(a, sorted(a.losses))
         b_windows = _windows_of(b, sorted(b.losses))
 
-    fingerprints = {each.windows for each in (*a_windows, *b_windows)}
+    fingerprints = {losses.windows for losses in (*a_windows, *b_windows)}
     if not a_windows or not b_windows or len(fingerprints) > 1 or len(a_windows[0].sums_W) < 2:
         return found
 
     # Losses [S, W] of each group, or the differences of the pairs.
-    a_SW = np.stack([each.means for each in a_windows])
-    b_SW = np.stack([each.means for each in b_windows])
+    a_SW = np.stack([losses.means for losses in a_windows])
+    b_SW = np.stack([losses.means for losses in b_windows])
     parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]
     return _with_window_error(found, parts, a_windows[0].shares)
 
@@ -162,14 +146,13 @@ def _paired(a: SeedGroup, b: SeedGroup, seeds: Sequence[int]) -> Difference:
 def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
     """Compare the mean losses of two groups with Welch's t-test."""
     mean = a.mean - b.mean
-    square_a = a.stderr**2
-    square_b = b.stderr**2
-    total = square_a + square_b
+    of_a = Variance(a.stderr**2, len(a.losses) - 1)
+    of_b = Variance(b.stderr**2, len(b.losses) - 1)
+    total = of_a.value + of_b.value
     if math.isnan(total):  # one seed
-        return Difference(mean, math.nan, math.nan, 0)
-    parts = [(square_a, len(a.losses) - 1), (square_b, len(b.losses) - 1)]
-    freedom = _freedom(parts, len(a.losses) + len(b.losses) - 2)
-    return Difference(mean, math.sqrt(total), freedom, 0)
+        return Difference(mean, stderr=math.nan, freedom=math.nan, pairs=0)
+    freedom = joint_freedom([of_a, of_b], if_zero=of_a.freedom + of_b.freedom)
+    return Difference(mean, math.sqrt(total), freedom, pairs=0)
 
 
 def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W: np.ndarray) -> Difference:
@@ -202,13 +185,14 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
     return found._replace(windows=W, window_stderr=math.sqrt(of_windows), window_variance=extra)
 
 
-def _freedom(parts: Sequence[tuple[float, float]], otherwise: float) -> float:
-    """Compute the degrees of freedom of a sum of variances, each with degrees of freedom; `otherwise` if all are 0.
+def joint_freedom(variances: Sequence[Variance], if_zero: float) -> float:
+    """Compute the degrees of freedom of a sum of variances; `if_zero` if the sum is 0 or unknown.
 
     The formula of Welch and Satterthwaite, for variances v with f degrees of freedom: `sum(v)^2 / sum(v^2 / f)`.
     """
-    total = sum(variance for variance, _ in parts)
+    total = sum(variance.value for variance in variances)
     if not total > 0:
-        return otherwise
+        return if_zero
     # Divide by the total first, so that the squares of small variances are not rounded to 0.
-    return 1 / sum((variance / total) ** 2 / freedom for variance, freedom in parts if variance > 0)
+    shares = [(variance.value / total, variance.freedom) for variance in variances if variance.value > 0]
+    return 1 / sum(share**2 / freedom for share, freedom in shares)

@@ -20,7 +20,8 @@ from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
-from jaxgpt.study.difference import MOST_SEEDS, difference
+from jaxgpt.study.difference import difference
+from jaxgpt.study.power import MOST_SEEDS, seeds_needed
 from jaxgpt.study.seeds import SeedGroup, final_evaluation, group_runs, standard_error
 from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
@@ -86,7 +87,7 @@ def test_the_recommended_number_of_seeds_finds_the_difference(effect: float) -> 
     pairs = np.array([-1.0, 1.0, 0.0]) * 1.0
     pairs += effect * pairs.std(ddof=1)
     found = difference(group([*(3 + pairs)]), group([3.0] * 3, name="b"))
-    n = found.seeds_needed
+    n = seeds_needed(found)
     samples = np.random.default_rng(0).normal(effect, 1, (4000, n))
     power = np.mean(stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05)
     assert 0.75 < power < 0.9
