@@ -25,6 +25,7 @@ FULL = {
     errno.EDQUOT: "delete files on its file system, or raise your quota there",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
 }
+MORE_HOST_MEMORY = "use a smaller model or batch, or a machine with more memory"  # fix for `out_of_host_memory`
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _OWN_NOTE = "jaxgpt: "  # beginning of the notes of `add_own_note`
 
@@ -93,6 +94,17 @@ def reported(what: str) -> Iterator[None]:
 def full_disk_fix(error: OSError) -> str:
     """Return the fix for a write that failed because a disk or quota is full or a file is too large; otherwise ""."""
     return FULL.get(error.errno or 0, "")
+
+
+def is_out_of_device_memory(error: BaseException) -> bool:
+    """Return whether an error of XLA reports exhausted memory of a device."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def out_of_host_memory(error: MemoryError) -> str:
+    """Describe exhausted memory of the host."""
+    details = one_line(error, 100)
+    return f"out of memory on the host ({details})" if details else "out of memory on the host"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

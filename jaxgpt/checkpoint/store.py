@@ -21,7 +21,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxgpt.checkpoint.paths import check_backslash
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError, is_out_of_device_memory, one_line
 from jaxgpt.parallel.processes import is_peer_failure
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them
@@ -109,7 +109,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
         with _few_in_flight(like):
             return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
-        if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
+        if is_peer_failure(e) or is_out_of_device_memory(e):
             raise
         cause = e.__cause__ or e  # the mismatch, which Orbax's error omits
         raise UserError(f"{path} is damaged or does not match the settings: {part} ({one_line(cause, 200)})") from None

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.errors import (
+    BAD_INPUT,
+    FAILED,
+    FULL,
+    MORE_HOST_MEMORY,
+    TrainingFailed,
+    UserError,
+    full_disk_fix,
+    is_out_of_device_memory,
+    one_line,
+    out_of_host_memory,
+)
 from jaxgpt.runtime import debugs_nans
 from jaxgpt.signals import with_advice
 
@@ -24,9 +35,8 @@ def known_failure(error: Exception) -> Failure | None:
         case OSError():
             return _file_failure(error)
         case MemoryError():
-            details = f" ({one_line(error, 100)})" if str(error) else ""
-            reason = with_advice(f"out of memory on the host{details}")
-            return Failure(f"{reason}; use a smaller model or batch, or a machine with more memory", FAILED)
+            reason = with_advice(out_of_host_memory(error))
+            return Failure(f"{reason}; {MORE_HOST_MEMORY}", FAILED)
         case FloatingPointError() if debugs_nans():
             reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(error, 200)}"
             return Failure(with_advice(reason), FAILED)
@@ -62,6 +72,6 @@ def _device_failure(error: Exception) -> Failure | None:
     if not isinstance(error, jax.errors.JaxRuntimeError):
         return None
     reason = f"XLA failed: {one_line(error, 300)}"
-    if "RESOURCE_EXHAUSTED" in str(error):
+    if is_out_of_device_memory(error):
         reason += "; the device is out of memory: use a smaller model or batch, or the CPU (JAX_PLATFORMS=cpu)"
     return Failure(reason, FAILED)

@@ -14,7 +14,7 @@ from jaxgpt.config import SamplingParams, TextParams
 from jaxgpt.data.chat.encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import Filter
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, is_out_of_device_memory
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, max_new, start_ids
 from jaxgpt.lm.model import LM
@@ -78,7 +78,7 @@ class Request(NamedTuple):
             with use_mesh_of(self.lm, sizes.rows):
                 yield
         except jax.errors.JaxRuntimeError as e:
-            if "RESOURCE_EXHAUSTED" not in str(e):
+            if not is_out_of_device_memory(e):
                 raise
             raise memory.error() from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, is_out_of_device_memory
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.plan.abstract import StepFlops
 from jaxgpt.plan.collectives import read_program
@@ -57,9 +57,9 @@ def compile_program(
         with _no_compilation_cache():
             compiled = lower().compile(compiler_options=dict(QUICK))
     except jax.errors.JaxRuntimeError as e:
-        text = " ".join(str(e).split())
-        if "RESOURCE_EXHAUSTED" not in text:
+        if not is_out_of_device_memory(e):
             raise UserError(explain_failure(program, e)) from None
+        text = " ".join(str(e).split())
         return _out_of_memory(text, arguments, flops)
 
     sizes = compiled.memory_analysis()

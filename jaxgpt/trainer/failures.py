@@ -1,75 +1,85 @@
-"""Failures: explain divergence, exhausted memory, I/O and compiler errors in one line."""
+"""Failures of a run: what failed, the checkpoint that is kept, and the settings that may help, in one line.
+
+`divergence.py` detects divergence; the errors of I/O, memory and XLA are explained here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import jax
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.errors import TrainingFailed, WriteFailed, full_disk_fix, one_line
+from jaxgpt.errors import (
+    MORE_HOST_MEMORY,
+    TrainingFailed,
+    WriteFailed,
+    full_disk_fix,
+    is_out_of_device_memory,
+    one_line,
+    out_of_host_memory,
+)
 from jaxgpt.trainer.divergence import Diverged
 from jaxgpt.trainer.program import Program
+
+
+class _Explanation(NamedTuple):
+    """The reason of a failure, and what may help; "": unknown."""
+
+    reason: str
+    fix: str = ""
 
 
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
     """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the last saved step."""
-    fix = ""
     try:
         yield
-    except OSError as e:
-        reason = f"{e.filename or run.path}: {e.strerror or e}"
-        fix = full_disk_fix(e)
-    except jax.errors.JaxRuntimeError as e:
-        if not is_out_of_memory(e):
+    except Exception as e:
+        explanation = _explain(e, run, program)
+        if explanation is None:
             raise
-        reason = explain_failure(program, e)
-    except MemoryError as e:
-        reason = out_of_host_memory(e)
-        fix = "use a smaller model or batch, or a machine with more memory"
-    except Diverged as e:
-        reason = str(e)
-        fix = "a lower --optim.learning-rate may help"
-    except WriteFailed as e:
-        reason = str(e)
-        fix = full_disk_fix(e.cause)
-    except TrainingFailed as e:
-        reason = str(e)
-    else:
-        return
-    advice = f" ({fix})" if fix else ""
-    raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")
+        advice = f" ({explanation.fix})" if explanation.fix else ""
+        kept = kept_checkpoint_message(run.checkpoints)
+        raise TrainingFailed(f"{explanation.reason}: stopped, {kept}{advice}") from e
+
+
+def _explain(error: Exception, run: Run, program: Program) -> _Explanation | None:
+    """Explain an error in the steps of a run; return None if its cause is unknown."""
+    match error:
+        case OSError():
+            return _Explanation(f"{error.filename or run.path}: {error.strerror or error}", full_disk_fix(error))
+        case jax.errors.JaxRuntimeError() if is_out_of_device_memory(error):
+            return _Explanation(explain_failure(program, error))
+        case MemoryError():
+            return _Explanation(out_of_host_memory(error), MORE_HOST_MEMORY)
+        case Diverged():
+            return _Explanation(str(error), "a lower --optim.learning-rate may help")
+        case WriteFailed():
+            return _Explanation(str(error), full_disk_fix(error.cause))
+        case TrainingFailed():
+            return _Explanation(str(error))
+    return None
 
 
 @contextmanager
 def evaluating(program: Program, step: int) -> Iterator[None]:
     """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that helps."""
+    size = program.config.train.eval_batch_size or program.microbatches.rows
+    fix = f"lower --train.eval-batch-size, now {size}"
     try:
         yield
     except jax.errors.JaxRuntimeError as e:
-        if not is_out_of_memory(e):
+        if not is_out_of_device_memory(e):
             raise
         reason = f"out of device memory in the evaluation at step {step} ({mesh_shape(program)}): {one_line(e, 300)}"
+        raise TrainingFailed(f"{reason}; {fix}") from None
     except MemoryError as e:
         reason = f"{out_of_host_memory(e)} in the evaluation at step {step}"
-    else:
-        return
-    size = program.config.train.eval_batch_size or program.microbatches.rows
-    raise TrainingFailed(f"{reason}; lower --train.eval-batch-size, now {size}") from None
-
-
-def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
-    """Return whether XLA could not allocate memory."""
-    return "RESOURCE_EXHAUSTED" in str(error)
-
-
-def out_of_host_memory(error: MemoryError) -> str:
-    """Describe exhausted memory of the host."""
-    details = one_line(error, 100)
-    return f"out of memory on the host ({details})" if details else "out of memory on the host"
+        raise TrainingFailed(f"{reason}; {fix}") from None
 
 
 def mesh_shape(program: Program) -> str:
@@ -78,10 +88,10 @@ def mesh_shape(program: Program) -> str:
 
 
 def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
-    """Explain a failure of XLA in one line, with the settings that may help."""
+    """Explain exhausted device memory, or a failed compilation, in one line, with the settings that may help."""
     message = one_line(error, 300)
     shape = mesh_shape(program)
-    if is_out_of_memory(error):
+    if is_out_of_device_memory(error):
         return (
             f"out of device memory (--train.accumulation {program.config.train.accumulation}, {shape}): {message}; "
             "raise --train.accumulation, set --train.remat dots or full, or shard the weights with --mesh.data 1 "
