@@ -73,6 +73,15 @@ class Config(Section):
         return self.train.batch_size * self.train.steps_per_call // self.post.rollout_epochs
 
     @property
+    def computes_reference_once(self) -> bool:
+        """Whether the reference of preference pairs is computed once per pair, before training (`post.reference_log_p`)."""
+        if not (self.post.is_preference and self.post.has_reference):
+            return False
+        if self.post.reference_log_p == "auto":
+            return not self.lora.rank
+        return self.post.reference_log_p == "once"
+
+    @property
     def decay_steps(self) -> int:
         """Step at which the learning rate reaches `min_lr`, unless the schedule is constant."""
         return self.optim.decay_steps or self.train.steps

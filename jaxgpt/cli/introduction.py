@@ -17,7 +17,6 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.errors import plural
 from jaxgpt.parallel.processes import process_count
 from jaxgpt.post.preference import pair_loss
-from jaxgpt.post.reference import computes_reference_once
 from jaxgpt.trainer.program import Program
 
 
@@ -139,7 +138,7 @@ def _reference(config: Config, epochs: float) -> str:
     post = config.post
     if not (post.is_preference and post.has_reference):
         return ""
-    if computes_reference_once(config):
+    if config.computes_reference_once:
         kept = "" if config.lora.rank else ", so no copy is in memory during training"
         return f"reference: computed once for each pair, before the first step{kept}"
     text = "reference: computed at every step"

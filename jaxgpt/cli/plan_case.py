@@ -67,14 +67,12 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
 
 def _objective(config: Config) -> str:
     """Return the name of the objective with its teacher or, on preference pairs, when its reference is computed."""
-    from jaxgpt.post.reference import computes_reference_once
-
     post = config.post
     if post.is_distillation:
         return f"{post.objective}, teacher {post.reference}"
     if not (post.is_preference and post.has_reference):
         return post.objective
-    if computes_reference_once(config):
+    if config.computes_reference_once:
         return f"{post.objective}; the reference is computed once for each pair, before training"
     return f"{post.objective}; the reference is computed in each step"
 

@@ -17,7 +17,7 @@ from jaxgpt.post.distill import distillation_objective
 from jaxgpt.post.on_policy import on_policy_objective
 from jaxgpt.post.policy import policy_objective
 from jaxgpt.post.preference import preference_objective
-from jaxgpt.post.reference import computes_reference_once, no_pairs
+from jaxgpt.post.referenced_pairs import without_log_p
 from jaxgpt.post.rollout_batch import empty_rollout
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.side_outputs import router_penalties
@@ -55,6 +55,6 @@ def batch_rows(config: Config) -> Any:
     if config.post.is_rollout:
         return row_spec(empty_rollout(config))
     pairs: Split = Preferences(())
-    if computes_reference_once(config):
-        pairs = no_pairs(pairs)
+    if config.computes_reference_once:
+        pairs = without_log_p(pairs)
     return row_spec(Windows(pairs, np.zeros(0, np.int64), config.window))

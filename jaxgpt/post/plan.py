@@ -14,7 +14,6 @@ from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.plan.work import NEXT_TOKEN, Answers, Work
 from jaxgpt.post.frozen_reference import check_reference
 from jaxgpt.post.objective import batch_rows, objective_of
-from jaxgpt.post.reference import computes_reference_once
 from jaxgpt.post.rollouts import checked_answers
 from jaxgpt.presets import PRESETS
 from jaxgpt.train.loss import Objective
@@ -69,7 +68,7 @@ def work_of(config: Config) -> tuple[Config, Work]:
         rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
         frozen=post.is_distillation
-        or (post.has_reference and not config.lora.rank and not computes_reference_once(config)),
+        or (post.has_reference and not config.lora.rank and not config.computes_reference_once),
         frozen_model=teacher,
         answers=answers,
     )

@@ -12,7 +12,8 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data, Split, Windows
 from jaxgpt.parallel.rows import row_spec
-from jaxgpt.post.reference import MicrobatchLogP, ReferencedPairs, microbatches_of, no_pairs
+from jaxgpt.post.reference import MicrobatchLogP, microbatches_of
+from jaxgpt.post.referenced_pairs import ReferencedPairs, without_log_p
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import evaluate
@@ -32,7 +33,7 @@ class PairFeed(DataFeed):
     def __init__(self, program: Program, data: Data, last: Info | None) -> None:
         super().__init__(program, data, last)
         self.pairs: ReferencedPairs | None = None
-        self.spec = row_spec(Windows(no_pairs(data.train), np.zeros(0, np.int64), program.config.window))
+        self.spec = row_spec(Windows(without_log_p(data.train), np.zeros(0, np.int64), program.config.window))
 
     def at(self, steps: range, state: TrainState | None = None) -> Sequence[Any]:
         """Return the batch of each step."""
@@ -86,9 +87,11 @@ class ReferenceOnce(FeedOfSettings):
 
         total = sum(map(len, [*train, *val]))
         log_p = MicrobatchLogP(program, self._reference, total, self._progress)
-        feed.pairs = log_p(data.train, train)
-        self.val = log_p(data.val, val)
-        feed.interrupted = feed.pairs is None or self.val is None
+        feed.pairs = log_p.compute(data.train, train)
+        self.val = None
+        if feed.pairs is not None:
+            self.val = log_p.compute(data.val, val)
+        feed.interrupted = self.val is None
         self._reference = None
         return feed
 

@@ -15,7 +15,6 @@ from jaxgpt.post.frozen_reference import reference_path
 from jaxgpt.post.held_out import HeldOutReward
 from jaxgpt.post.objective import objective_of
 from jaxgpt.post.on_policy import HeldOutDivergence
-from jaxgpt.post.reference import computes_reference_once
 from jaxgpt.post.reference_once import ReferencedLoss, ReferenceOnce
 from jaxgpt.post.reward_names import Reward, check_file
 from jaxgpt.post.rewards import open_rewards
@@ -73,7 +72,7 @@ def with_objective(
         start = start._replace(frozen=reference)
 
     # Program, batches and evaluation; by default, batches of the data and their loss.
-    if computes_reference_once(config):
+    if config.computes_reference_once:
         once = ReferenceOnce(build_program, progress)
         return start._replace(build=once.build, feed=once, evaluators=(ReferencedLoss(once),))
     start = start._replace(build=partial(build_program, teacher=teacher))

@@ -25,8 +25,9 @@ from jaxgpt.data import Batches, Windows, open_data
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
-from jaxgpt.post.reference import ReferencedPairs, computes_reference_once, reference_log_p
+from jaxgpt.post.reference import reference_log_p
 from jaxgpt.post.reference_once import ReferenceOnce, first_uses
+from jaxgpt.post.referenced_pairs import ReferencedPairs
 from jaxgpt.post.start import build_program
 from jaxgpt.signals import UNFINISHED
 from jaxgpt.trainer.events import StageProgress
@@ -145,7 +146,7 @@ def test_gradients_are_equal() -> None:
 )
 def test_when_the_reference_is_computed(lora: int, objective: str, computed: str, once: bool) -> None:
     post = PostConfig(objective=objective, reference_log_p=computed)  # type: ignore[arg-type]
-    assert computes_reference_once(Config(lora=LoraConfig(rank=lora), post=post)) == once
+    assert Config(lora=LoraConfig(rank=lora), post=post).computes_reference_once == once
 
 
 def test_objectives_without_a_reference_reject_the_setting() -> None:
