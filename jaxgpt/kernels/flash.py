@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.kernels.devices import LANES, per_device
+from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Visible, attend
 
@@ -82,7 +83,7 @@ def splash_attention(
         kernel = splash.make_splash_mha_single_device(
             splash.MultiHeadMask([mask] * heads),
             block_sizes=block_sizes,
-            residual_checkpoint_name="attention",
+            residual_checkpoint_name=ATTENTION_RESULTS,
         )
         segments = None if document_BT is None else splash.SegmentIds(document_BT, document_BT)
         attend_rows = jax.vmap(kernel)

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 
+ATTENTION_RESULTS = "attention"  # name of the results of attention kernels in policies, as in `checkpoint_name`
+
 _policies = jax.checkpoint_policies
-_named = _policies.save_only_these_names("attention")
+_named = _policies.save_only_these_names(ATTENTION_RESULTS)
 
 
 def _attention_and(products: Callable[..., Any]) -> Callable[..., Any]:

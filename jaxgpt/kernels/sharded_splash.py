@@ -11,11 +11,10 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
@@ -23,7 +22,6 @@ from jaxgpt.kernels.division import Division, division_of
 from jaxgpt.kernels.gather import gather_keys
 from jaxgpt.kernels.halo import (
     Halo,
-    balanced_order,
     halo_places,
     halo_size,
     join_chunks,
@@ -31,11 +29,30 @@ from jaxgpt.kernels.halo import (
     split_place,
     with_halo,
 )
+from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.sharded import gathered_attention
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 
 TILE = 512  # maximum number of queries or keys in a tile: masks of larger tiles do not fit the memory of a kernel
+
+
+class _Inputs(NamedTuple):
+    """The arrays of attention without a cache, of all devices or of one device.
+
+    Attributes:
+        q_BTNH: queries, multiplied by the scale.
+        k_BKSH: keys of the same tokens.
+        v_BKHS: values of the same tokens.
+        place: positions of the same tokens.
+        row_place: positions of all tokens of the rows.
+    """
+
+    q_BTNH: Array
+    k_BKSH: Array
+    v_BKHS: Array
+    place: Positions
+    row_place: Positions
 
 
 @dataclass(frozen=True)
@@ -66,20 +83,17 @@ class ShardedSplash:
             return gathered_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
 
         k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
-        scaled_q = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-        arrays = (scaled_q, k_BKSH, v_BKHS, visible.query, visible.query)
+        inputs = _Inputs(
+            q_BTNH=q_BTNH * jnp.asarray(scale, q_BTNH.dtype),
+            k_BKSH=k_BKSH,
+            v_BKHS=v_BKHS,
+            place=visible.query,  # divided over the devices, like the queries
+            row_place=visible.query,  # whole rows on each device
+        )
         halo = self._halo(division, visible.window, T)
         if halo is not None:
-            local = functools.partial(_within_halo, halo, visible.window, tile)
-            return _on_devices(local, division, arrays)
-
-        splash = _splash()
-        mask = _row_mask(T, self.balanced, visible.window)
-        heads = q_BTNH.shape[2]
-        kernel = splash.make_splash_mha(
-            splash.MultiHeadMask([mask] * heads), head_shards=1, q_seq_shards=division.devices, **_options(tile)
-        )
-        return _on_devices(functools.partial(_over_rows, division.axes), division, arrays, kernel)
+            return _attend_within_halo(halo, visible.window, tile, division, inputs)
+        return _attend_over_rows(self.balanced, visible.window, tile, division, inputs)
 
     def _halo(self, division: Division, window: int, T: int) -> Halo | None:
         """Return the halo of a device; None: it needs the keys of whole rows."""
@@ -106,59 +120,71 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     return 0
 
 
-def _on_devices(local: Callable[..., Array], division: Division, arrays: tuple[Any, ...], kernel: Any = None) -> Array:
-    """Compute `local(kernel, q, k, v, positions, positions of rows)` on each device; None: no kernel argument.
+def _attend_over_rows(balanced: int, window: int, tile: int, division: Division, inputs: _Inputs) -> Array:
+    """Compute attention to the keys of whole rows."""
+    from jaxgpt.kernels.splash_mask import RowMask  # a slow import, 1 s
+
+    splash = _splash()
+    _, T, heads, _ = inputs.q_BTNH.shape
+    mask = splash.MultiHeadMask([RowMask(T, balanced, window)] * heads)
+    kernel = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=division.devices, **_options(tile))
+    # The kernel of a device holds its rows of the mask, which are sharded like the queries.
+    rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
+    kernel_spec = kernel.manual_sharding_spec(rows)
+
+    def local(kernel: Any, inputs: _Inputs) -> Array:
+        keys_values = inputs.k_BKSH, inputs.v_BKHS
+        if division.axes:
+            keys_values = gather_keys(division.axes, *keys_values)
+        return _attend(kernel, inputs.q_BTNH, *keys_values, inputs.place.document_BT, inputs.row_place.document_BT)
+
+    return _on_devices(local, (kernel, inputs), (kernel_spec, _specs(division)), division)
+
+
+def _attend_within_halo(halo: Halo, window: int, tile: int, division: Division, inputs: _Inputs) -> Array:
+    """Compute attention within a window, to the keys of the halo and of each device."""
+    local = functools.partial(_within_halo, halo, window, tile)
+    return _on_devices(local, (inputs,), (_specs(division),), division)
+
+
+def _specs(division: Division) -> Any:
+    """Return the sharding of each of the `_Inputs` over the devices."""
+    specs: dict[str, Any] = {
+        "q_BTNH": division.queries,
+        "k_BKSH": division.k,
+        "v_BKHS": division.v,
+        "place": division.place,
+        "row_place": division.row_place,
+    }
+    return _Inputs(**specs)
+
+
+def _on_devices(
+    local: Callable[..., Array], arguments: tuple[Any, ...], specs: tuple[Any, ...], division: Division
+) -> Array:
+    """Compute `local(*arguments)` on each device, with arguments that are sharded like `specs`.
 
     The backward pass receives the keys again, and has the saved results of the kernel.
     """
-    specs: tuple[Any, ...] = tuple(division)
-    if kernel is not None:
-        # The kernel of a device holds its rows of the mask, which are sharded like the queries.
-        rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
-        specs = (kernel.manual_sharding_spec(rows), *specs)
-        arrays = (kernel, *arrays)
-
-    saves_results = jax.checkpoint_policies.save_only_these_names("attention")
+    saves_results = jax.checkpoint_policies.save_only_these_names(ATTENTION_RESULTS)
     local = jax.checkpoint(local, policy=saves_results)
     # check_vma=False: the kernel does not annotate which mesh axes its results vary over.
     divided = jax.shard_map(local, in_specs=specs, out_specs=division.queries, check_vma=False)
-    out_BTNH: Array = divided(*arrays)
+    out_BTNH: Array = divided(*arguments)
     return out_BTNH
 
 
-def _over_rows(
-    axes: tuple[str, ...],
-    kernel: Any,
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    place: Positions,
-    row_place: Positions,
-) -> Array:
-    """Compute attention to the keys of whole rows."""
-    if axes:
-        k_BKSH, v_BKHS = gather_keys(axes, k_BKSH, v_BKHS)
-    return _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, row_place.document_BT)
-
-
-def _within_halo(
-    halo: Halo,
-    window: int,
-    tile: int,
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    place: Positions,
-    row_place: Positions,
-) -> Array:
-    """Compute attention within a window, to the keys of the halo and of this device."""
-    rows = len(q_BTNH)
-    q_BTNH = split_chunks(q_BTNH, 1, halo.chunks)
-    k_BKSH = split_chunks(k_BKSH, 2, halo.chunks)
-    v_BKHS = split_chunks(v_BKHS, 3, halo.chunks)
+def _within_halo(halo: Halo, window: int, tile: int, inputs: _Inputs) -> Array:
+    """Compute attention within a window on one device, to the keys of the halo and of this device."""
+    rows = len(inputs.q_BTNH)
+    q_BTNH = split_chunks(inputs.q_BTNH, 1, halo.chunks)
+    k_BKSH = split_chunks(inputs.k_BKSH, 2, halo.chunks)
+    v_BKHS = split_chunks(inputs.v_BKHS, 3, halo.chunks)
     k_BKSH, v_BKHS = with_halo(halo, k_BKSH, v_BKHS)
     tokens = q_BTNH.shape[1]
 
+    place = inputs.place
+    row_place = inputs.row_place
     # The keys before the first token of a row have the document id `NO_TOKEN`, like padding.
     if row_place.document_BT is None:
         row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
@@ -205,42 +231,7 @@ def _options(tile: int) -> dict[str, Any]:
     """
     sides = ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
     tiles: Any = {f"block_{side}": tile for side in sides}
-    return {"block_sizes": _splash().BlockSizes(**tiles), "residual_checkpoint_name": "attention"}
-
-
-@functools.cache
-def _row_mask(T: int, balanced: int, window: int) -> Any:
-    """Return the mask of a row with tokens in the order of `balanced`; equal arguments return the same object."""
-    order_T = balanced_order(T, balanced) if balanced > 1 else np.arange(T)
-
-    class RowMask(_splash().Mask):  # type: ignore[misc]
-        """A mask that the kernel reads in tiles."""
-
-        shape = (T, T)
-
-        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-            query = order_T[index[0]]
-            key = order_T[index[1]]
-            tile = len(query), len(key)
-            least = query.min() - key.max()
-            most = query.max() - key.min()
-            # Most tiles are completely hidden or completely visible.
-            if most < 0 or (window and least >= window):
-                return _filled(tile, False)
-            if least >= 0 and (not window or most < window):
-                return _filled(tile, True)
-            distance = query[:, None] - key[None, :]
-            is_visible = distance >= 0
-            if window:
-                is_visible &= distance < window
-            return is_visible
-
-    return RowMask()
-
-
-@functools.cache
-def _filled(shape: tuple[int, int], value: bool) -> np.ndarray:
-    return np.full(shape, value)
+    return {"block_sizes": _splash().BlockSizes(**tiles), "residual_checkpoint_name": ATTENTION_RESULTS}
 
 
 def _splash() -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.kernels.devices import per_device
+from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Visible
 
@@ -143,7 +144,7 @@ def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Arr
     k_of_q, v_of_q = _for_each_query(q, k, v)
     out_and_lse = _over_heads(forward, _Inputs(q, k_of_q, v_of_q, document_NT))
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
-    out, lse = checkpoint_name(out_and_lse, "attention")
+    out, lse = checkpoint_name(out_and_lse, ATTENTION_RESULTS)
     return out, _Residuals(q, k, v, document_NT, out, lse)
 
 

@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 
 from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.sharded import gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash
 from jaxgpt.ops import Array, AttendFn
@@ -111,9 +112,8 @@ def _forward(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, sizes: KernelSizes) ->
     sums = (B, N, T, sizes.sum_width), jnp.dtype("float32")
     flops = 2 * product_flops(q_BTNH.shape, sizes.window)
     out_BNTW, sum_BNT = KERNEL.bind(q_BNTW, k_BKSW, v_BKSW, results=(of_queries, sums), flops=flops)
-    # `kernels.remat` finds the results of kernels by this name.
-    out_BNTW = checkpoint_name(out_BNTW, "attention")
-    sum_BNT = checkpoint_name(sum_BNT, "attention")
+    out_BNTW = checkpoint_name(out_BNTW, ATTENTION_RESULTS)
+    sum_BNT = checkpoint_name(sum_BNT, ATTENTION_RESULTS)
     out_BTNH = out_BNTW[..., :H].swapaxes(1, 2)
     return out_BTNH, SavedArrays(q_BNTW, k_BKSW, v_BKSW, out_BNTW, sum_BNT)
 

@@ -14,7 +14,8 @@ from helpers import interpreted_splash, small
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.kernels import best, in_balanced_order
 from jaxgpt.kernels.halo import balanced_order
-from jaxgpt.kernels.sharded_splash import ShardedSplash, _row_mask, tile_size
+from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
+from jaxgpt.kernels.splash_mask import RowMask
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
@@ -82,7 +83,7 @@ def test_the_kernel_equals_the_definition(
 def test_each_tile_of_the_mask_equals_the_mask(balanced: int, window: int) -> None:
     order = balanced_order(32, balanced) if balanced > 1 else np.arange(32)
     expected = Visible(Positions(jnp.asarray(order)[None]), None, window).mask()[0, 0]
-    mask = _row_mask(32, balanced, window)
+    mask = RowMask(32, balanced, window)
     for i in range(0, 32, 4):
         for j in range(0, 32, 4):
             tile = slice(i, i + 4), slice(j, j + 4)
