@@ -39,6 +39,11 @@ class Halos(NamedTuple):
     layers: int
     in_all_layers: bool
 
+    @property
+    def in_some_layers(self) -> bool:
+        """Whether some layers have a halo in balanced order, and a device receives all keys in the others."""
+        return self.layers > 0 and not self.in_all_layers
+
 
 def halos_of(config: Config) -> Halos:
     """Return the halos of a model on a mesh that divides positions."""
@@ -140,8 +145,7 @@ def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]
     order = balanced_order(config.window, context)
     halos = halos_of(config)
     if ops.attend in (gathered_attention, ring_attention):
-        is_mixed = halos.layers > 0 and not halos.in_all_layers
-        attention = MixedAttention(ops.attend, context) if is_mixed else ops.attend
+        attention = MixedAttention(ops.attend, context) if halos.in_some_layers else ops.attend
         return ops._replace(attend=attention), order
     if ops.attend == ShardedSplash() and not halos.in_all_layers:
         return ops._replace(attend=ShardedSplash(context)), order

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
 from jaxgpt.kernels import CONTEXT_KERNELS, KERNELS, Target, choose_attention, halos_of
+from jaxgpt.ops import AttendFn
 from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.topology import Topology
 
@@ -19,44 +21,50 @@ def attention_of(config: Config, topology: Topology) -> str:
         UserError: if `train.attention` selects a kernel that cannot run there.
     """
     chosen = choose_attention(config, topology.target)
-    kernels = [*KERNELS.values(), *CONTEXT_KERNELS.items()]
-    name = next((name for name, kernel in kernels if kernel is chosen.attend), "")
-    return f"{name}, without stored T x T scores" if name else chosen.note or "xla, with all T x T scores in memory"
+    kernel = _kernel_name(chosen.attend, [*KERNELS.values(), *CONTEXT_KERNELS.items()])
+    if kernel:
+        return f"{kernel}, without stored T x T scores"
+    return chosen.note or "xla, with all T x T scores in memory"
+
+
+def _kernel_name(attend: AttendFn, kernels: Iterable[tuple[str, AttendFn]]) -> str:
+    """Return the name of the kernel that computes `attend`, or "" if none of the kernels does."""
+    for name, kernel in kernels:
+        if kernel is attend:
+            return name
+    return ""
 
 
 class KeyExchange(NamedTuple):
     """The exchange of keys and values between the devices along context.
 
+    In a layer with a halo, a device receives only the keys before its tokens. In the other layers, it receives all keys.
+
     Attributes:
-        kind: gathered, ring, or halo (all layers have a halo); "": no kernel divides positions.
-        halo_layers: number of layers in which a device receives only the keys before its tokens, its halo; the other layers
-            gather the keys or use a ring.
-        halo: number of keys in the halos of a device.
+        halo_layers: number of layers with a halo.
+        halo: number of keys in the halos of a device; 0: no layer has a halo.
+        all_keys: how a device receives the keys of the other layers; "": each layer has a halo, or no kernel divides positions.
     """
 
-    kind: str
     halo_layers: int
     halo: int
+    all_keys: Literal["gathered", "ring", ""]
 
 
 def key_exchange(config: Config, target: Target) -> KeyExchange:
     """Return how keys and values reach the queries of a run on a kind of device."""
     halos = halos_of(config)
-    kind = _kernel_name(config, target)
-    if kind == "splash":
-        kind = "halo" if halos.in_all_layers else "gathered"
+    kernel = _kernel_name(choose_attention(config, target).attend, CONTEXT_KERNELS.items())
+    if not kernel:
+        return KeyExchange(halo_layers=0, halo=0, all_keys="")
+    if kernel in ("splash", "halo") and halos.in_all_layers:
+        return KeyExchange(halo_layers=config.model.n_layer, halo=halos.tokens, all_keys="")
 
-    layers = 0
-    is_mixed = kind in ("gathered", "ring") and not halos.in_all_layers
-    if kind == "halo" or is_mixed:
-        layers = halos.layers
-    return KeyExchange(kind, layers, halos.tokens)
-
-
-def _kernel_name(config: Config, target: Target) -> str:
-    """Return the name of the attention kernel that divides positions, a key of `CONTEXT_KERNELS`, or ""."""
-    attention = choose_attention(config, target).attend
-    return next((name for name, kernel in CONTEXT_KERNELS.items() if kernel is attention), "")
+    all_keys: Literal["gathered", "ring"] = "ring" if kernel == "ring" else "gathered"
+    if halos.in_some_layers:
+        return KeyExchange(halos.layers, halos.tokens, all_keys)
+    # No layer has a halo, or `train.attention` selects gathered or ring although all layers could have one.
+    return KeyExchange(halo_layers=0, halo=0, all_keys=all_keys)
 
 
 def key_bytes(config: Config, target: Target) -> float:
@@ -67,12 +75,16 @@ def key_bytes(config: Config, target: Target) -> float:
     """
     exchange = key_exchange(config, target)
     share = 1 / config.mesh.context
-    windows = {"gathered": 1.0, "halo": share + exchange.halo / config.window, "ring": 2 * share, "": 0.0}
-    kind = exchange.kind
-    if exchange.halo_layers == config.model.n_layer:
-        kind = "halo"
+    if exchange.all_keys == "gathered":
+        windows = 1.0
+    elif exchange.all_keys == "ring":
+        windows = 2 * share
+    elif exchange.halo_layers:
+        windows = share + exchange.halo / config.window
+    else:
+        windows = 0.0
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    return windows[kind] * key_elements(config) * (width + 4)
+    return windows * key_elements(config) * (width + 4)
 
 
 def key_elements(config: Config) -> float:

@@ -199,10 +199,10 @@ def key_exchanges(step: StepSizes) -> Iterator[Collective]:
         yield Collective("collective-permute", sent, group, times, axes=axes, site="gradients of keys")
 
     times = (step.config.model.n_layer - exchange.halo_layers) * step.microbatches
-    if exchange.kind == "gathered":
+    if exchange.all_keys == "gathered":
         yield Collective("all-gather", size, group, 2 * times, axes=axes, site="keys and values")
         yield Collective("reduce-scatter", size / group, group, times, axes=axes, site="gradients of keys")
-    if exchange.kind == "ring":
+    if exchange.all_keys == "ring":
         hops = 2 * (group - 1) * times
         yield Collective("collective-permute", size / group, group, hops, axes=axes, site="keys and values")
         float32_size = 4.0 * step.keys / group
