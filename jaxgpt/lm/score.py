@@ -299,7 +299,8 @@ def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
             attend = partial(attend_to_ancestors, jnp.asarray(branches.end_BT))
             reader = model.clone(ops=model.ops._replace(attend=attend))
             positions = Positions(jnp.asarray(branches.position_BT))
-        x_BTD: Any = reader.apply({"params": params}, tokens_BT, None, positions, method=GPT.hidden)
+        result: Any = reader.apply({"params": params}, tokens_BT, None, positions, method=GPT.hidden_and_sides)
+        x_BTD, _ = result
         x_BCD = jnp.take_along_axis(x_BTD, at_BC[..., None], axis=1)
 
         def chunk_scores(x_BcD: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import flax.linen as nn
@@ -34,6 +34,22 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 SideOutputs = Mapping[str, jax.Array]
 
 
+class BlockInputs(NamedTuple):
+    """The inputs of all blocks besides the residual stream.
+
+    Attributes:
+        positions: position and document of each token.
+        cache: a cache with slots reserved for the tokens; None: attend only to the given tokens.
+        key: random key of the dropout masks of all layers; None disables dropout.
+        tokens_BT: ids of the tokens, for blocks that read them; None: unknown.
+    """
+
+    positions: Positions
+    cache: KVCache | None
+    key: jax.Array | None
+    tokens_BT: jax.Array | None
+
+
 class Block(Module):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))` (parallel: `y + mlp(norm(x))`).
 
@@ -60,7 +76,14 @@ class Block(Module):
     ) -> tuple[jax.Array, KeysValues, SideOutputs]:
         """Apply the block; return the new residual stream `[B, T, D]`, the layer's keys and values, and side outputs.
 
-        Arguments as for `Attention`; `key` is the random key of all dropout masks of the layer.
+        Args:
+            x_BTD: residual stream.
+            visible: the keys that each token attends to.
+            rotation: cosine and sine of each position's angles; None without RoPE.
+            cache: the layer's cached keys and values, and the slot of the first token; None without a cache.
+            layer: index of the layer, from 0.
+            key: random key of all dropout masks of the layer; None disables dropout.
+            tokens_BT: ids of the tokens, for subclasses that read them; None: unknown.
         """
         c = self.config
         pattern_key, attn_key, mlp_key = (subkey(key, i) for i in range(3))
@@ -164,19 +187,16 @@ class GPT(Module):
         """
         if self.scope is None:
             raise TypeError('GPT has no weights: use model.apply({"params": params}, tokens), with init_params(model)')
-        return self.head(self.hidden(tokens_BT, key, positions))
-
-    def hidden(
-        self, tokens_BT: jax.Array, key: jax.Array | None = None, positions: Positions | None = None
-    ) -> jax.Array:
-        """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         x_BTD, _ = self.hidden_and_sides(tokens_BT, key, positions)
-        return x_BTD
+        return self.head(x_BTD)
 
     def hidden_and_sides(
         self, tokens_BT: jax.Array, key: jax.Array | None = None, positions: Positions | None = None
     ) -> tuple[jax.Array, SideOutputs]:
-        """Compute the final hidden states `[B, T, D]`, and the side outputs of the blocks. Arguments as for `__call__`."""
+        """Compute the final hidden states `[B, T, D]`, the input of `head`, and the side outputs of the blocks.
+
+        Arguments as for `__call__`.
+        """
         chex.assert_rank(tokens_BT, 2)
         c = self.config
         T = tokens_BT.shape[1]
@@ -256,31 +276,25 @@ class GPT(Module):
 
         x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
         x_BTD = constrain(x_BTD, ("residual", "length", "width"))
-        x_BTD, layers, sides = self.blocks(x_BTD, positions, cache, key, tokens_BT)
+        x_BTD, layers, sides = self.blocks(x_BTD, BlockInputs(positions, cache, key, tokens_BT))
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)
         return x_BTD, layers, sides
 
-    def blocks(
-        self,
-        x_BTD: jax.Array,
-        positions: Positions,
-        cache: KVCache | None = None,
-        key: jax.Array | None = None,
-        tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
+    def blocks(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks; return `[B, T, D]`, each layer's keys and values, and the layers' side outputs (`join_layers`)."""
+        cache = inputs.cache
         windows = self.config.windows
-        rotations = {window: self._rotation(positions, window) for window in sorted(set(windows))}
+        rotations = {window: self._rotation(inputs.positions, window) for window in sorted(set(windows))}
 
         keys_values = []
         layer_sides = []
         for layer, (block, window) in enumerate(zip(self.h, windows, strict=True)):
             if cache is None:
-                visible = Visible(positions, None, window)
+                visible = Visible(inputs.positions, None, window)
                 layer_cache = None
             else:
-                visible = Visible(positions, Positions(cache.position_BS), window)
+                visible = Visible(inputs.positions, Positions(cache.position_BS), window)
                 layer_cache = LayerCache(cache.layers[layer], cache.length)
             x_BTD, kv, sides = block(
                 x_BTD,
@@ -288,8 +302,8 @@ class GPT(Module):
                 rotation=rotations[window],
                 cache=layer_cache,
                 layer=layer,
-                key=subkey(key, layer + 1),
-                tokens_BT=tokens_BT,
+                key=subkey(inputs.key, layer + 1),
+                tokens_BT=inputs.tokens_BT,
             )
             keys_values.append(kv)
             layer_sides.append(sides)

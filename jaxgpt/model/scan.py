@@ -13,9 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.model.cache import KeysValues, KVCache
-from jaxgpt.model.gpt import GPT, SideOutputs, join_layers
-from jaxgpt.ops.attention import Positions, Visible
+from jaxgpt.model.cache import KeysValues
+from jaxgpt.model.gpt import GPT, BlockInputs, SideOutputs, join_layers
+from jaxgpt.ops.attention import Visible
 from jaxgpt.ops.random import subkey
 
 STACKED = "h"
@@ -35,29 +35,22 @@ class _Layer(NamedTuple):
 class ScannedGPT(GPT):
     """A GPT with stacked weights and no cache; its compile time hardly depends on the number of layers."""
 
-    def blocks(
-        self,
-        x_BTD: jax.Array,
-        positions: Positions,
-        cache: KVCache | None = None,
-        key: jax.Array | None = None,
-        tokens_BT: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
+    def blocks(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, tuple[KeysValues, ...], SideOutputs]:
         """Apply the blocks in a scan; all layers must have the same window.
 
         `init` declares unstacked weights; `stack_layers` converts them to the stacked weights that this method reads.
         """
         if self.is_initializing():
-            return super().blocks(x_BTD, positions, cache, key, tokens_BT)
-        if cache is not None:
+            return super().blocks(x_BTD, inputs)
+        if inputs.cache is not None:
             raise TypeError(NO_CACHE)
         windows = set(self.config.windows)
         if len(windows) > 1:
             raise ValueError(f"{DIFFERENT_WINDOWS}: {sorted(windows)}")
         [window] = windows
-        rotation = self._rotation(positions, window)
+        rotation = self._rotation(inputs.positions, window)
         block = self.block(self.config, self.ops, parent=None, name=STACKED)
-        visible = Visible(positions, None, window)
+        visible = Visible(inputs.positions, None, window)
 
         def apply(x_BTD: jax.Array, layer: _Layer) -> tuple[jax.Array, SideOutputs]:
             out: Any = block.apply(
@@ -67,7 +60,7 @@ class ScannedGPT(GPT):
                 rotation=rotation,
                 layer=layer.number,
                 key=layer.key,
-                tokens_BT=tokens_BT,
+                tokens_BT=inputs.tokens_BT,
             )
             x_BTD, _, sides = out
             return x_BTD, sides
@@ -75,7 +68,7 @@ class ScannedGPT(GPT):
         if self.remat is not None:
             apply = jax.checkpoint(apply, policy=self.remat, prevent_cse=False)
         number_L = jnp.arange(self.config.n_layer)
-        key_L = jax.vmap(partial(subkey, key))(number_L + 1)
+        key_L = jax.vmap(partial(subkey, inputs.key))(number_L + 1)
         params_L: Any = self.get_variable("params", STACKED)
         x_BTD, sides = jax.lax.scan(apply, x_BTD, _Layer(params_L, number_L, key_L))
         return x_BTD, (), jax.tree.map(join_layers, sides)

@@ -129,7 +129,14 @@ def tied(s: Subject) -> float:
     first_unused = max(c.vocab_size // 2, 1)
     ids = s.random_ids((2, s.length), below=first_unused)
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
-    hidden_BTD = jax.jit(lambda params: model.apply({"params": params}, ids, method="hidden"))(s.params)
+
+    def hidden(params: Any) -> jax.Array:
+        result: Any = model.apply({"params": params}, ids, method="hidden_and_sides")
+        x_BTD: jax.Array
+        x_BTD, _ = result
+        return x_BTD
+
+    hidden_BTD = jax.jit(hidden)(s.params)
 
     def whole(table: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = s.params | {"wte": s.params["wte"] | {"embedding": table}}
