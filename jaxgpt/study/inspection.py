@@ -1,4 +1,4 @@
-"""Inspect a model on one text: predictions, attention, logit lens and norms, as arrays or HTML."""
+"""Inspect a model on one text: predictions, attention, logit lens, norms, and the loss without each head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgpt.model.params import count_parameters
 from jaxgpt.study.activation_names import layer_names, stream_names
 from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import sweep
-from jaxgpt.study.lens import read_layers
+from jaxgpt.study.lens import compute_lens
 from jaxgpt.study.observer import forward
 from jaxgpt.study.token_ids import on_tokens
 from jaxgpt.train.loss import log_likelihood
@@ -44,7 +44,7 @@ class HeadSummary(NamedTuple):
         previous: mean attention to the previous token.
         first: mean attention to the first token.
         entropy: mean entropy of the attention weights, in nats.
-        without: increase of the loss per token with the head ablated; None: not computed.
+        loss_increase: increase of the loss per token with the head ablated; None: not computed.
     """
 
     layer: int
@@ -53,7 +53,7 @@ class HeadSummary(NamedTuple):
     previous: float
     first: float
     entropy: float
-    without: float | None
+    loss_increase: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the values that were computed, keyed by name."""
@@ -81,7 +81,7 @@ class Inspection(NamedTuple):
     lens_tokens: list[list[str]]  # the logit lens: the most probable next token at each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
-    without: np.ndarray | None  # increase of the loss per token with each head ablated, `[L, N]`; None: not computed
+    loss_increase: np.ndarray | None  # of the loss per token with each head ablated, `[L, N]`; None: not computed
 
     def heads(self) -> list[HeadSummary]:
         """Summarize each head, layer by layer."""
@@ -103,7 +103,7 @@ class Inspection(NamedTuple):
                 previous=float(previous_LN[layer, head]),
                 first=float(first_LN[layer, head]),
                 entropy=float(entropy_LN[layer, head]),
-                without=None if self.without is None else float(self.without[layer, head]),
+                loss_increase=None if self.loss_increase is None else float(self.loss_increase[layer, head]),
             )
             summaries.append(summary)
         return summaries
@@ -154,7 +154,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         lens_tokens=[[word(i) for i in row] for row in found.lens_LP.tolist()],
         lens_probabilities=found.lens_p_LP,
         norms=np.linalg.norm(found.stream_LPD.astype(np.float64), axis=-1),
-        without=found.without_LN,
+        loss_increase=found.loss_increase_LN,
     )
 
 
@@ -189,7 +189,7 @@ class _Computed(NamedTuple):
     attention_LNPP: Any
     lens_LP: Any
     lens_p_LP: Any
-    without_LN: Any  # None: not computed
+    loss_increase_LN: Any  # None: not computed
 
     def without_padding(self, length: int) -> _Computed:
         """Return the arrays of the first `length` positions."""
@@ -199,19 +199,20 @@ class _Computed(NamedTuple):
             attention_LNPP=self.attention_LNPP[:, :, :length, :length],
             lens_LP=self.lens_LP[:, :length],
             lens_p_LP=self.lens_p_LP[:, :length],
-            without_LN=self.without_LN,
+            loss_increase_LN=self.loss_increase_LN,
         )
 
 
 def _computed(lm: LM, ids: list[int]) -> _Computed:
     """Compute the arrays of an inspection on the devices of the model, and copy them to the host."""
     length = len(ids)
-    # Pad the text to a power of two, within the limit: texts of similar lengths then share a compiled program.
+    # Pad the text to a power of two, within the limit: texts of similar lengths share a compiled program, unless heads are
+    # ablated only in the shorter ones.
     size = min(_limit(lm), round_up(length, 8))
     padded_1P = np.pad([ids], ((0, 0), (0, size - length)))
     model = lm.config.model
-    flops = 2 * count_parameters(lm.gpt) * length * model.n_layer * model.n_head  # FLOPs of ablating each head in turn
-    ablate = length > 1 and flops <= ABLATION
+    ablation_flops = 2 * count_parameters(lm.gpt) * length * model.n_layer * model.n_head
+    ablate = length > 1 and ablation_flops <= ABLATION  # a text of one token has no loss
     found: _Computed = jax.device_get(on_tokens(_compute, lm, padded_1P, np.int32(length), only_text(lm), ablate))
     return found.without_padding(length)
 
@@ -223,14 +224,14 @@ def _compute(
     stream = stream_names(model.config)
     patterns = layer_names(model.config, "attn.pattern")
     out = forward(model, params, tokens_1P, (*stream, *patterns))
-    layers = read_layers(model, params, tokens_1P, k=1, only=only)
+    lens = compute_lens(model, params, tokens_1P, k=1, only=only)
     return _Computed(
         log_p_PV=jax.nn.log_softmax(only(out.logits)[0]),
         stream_LPD=jnp.stack([out.taps[name][0] for name in stream]),
         attention_LNPP=jnp.stack([out.taps[name][0] for name in patterns]),
-        lens_LP=layers.ids[:, 0, :, 0],
-        lens_p_LP=layers.probabilities[:, 0, :, 0],
-        without_LN=_ablated(model, params, tokens_1P, length, only) if ablate else None,
+        lens_LP=lens.ids[:, 0, :, 0],
+        lens_p_LP=lens.probabilities[:, 0, :, 0],
+        loss_increase_LN=_ablated(model, params, tokens_1P, length, only) if ablate else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from jaxgpt.settings import as_int
 from jaxgpt.study.activation_names import layer_names, stream_names
 from jaxgpt.study.observer import forward
 from jaxgpt.study.token_ids import as_tokens, on_tokens
+
+UNKNOWN = -1  # answer of the logit lens before the last block's output is read
 
 
 class Lens(NamedTuple):
@@ -55,36 +57,45 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     """
     tokens_BT = as_tokens(lm, ids)
     k = as_int("k", k, 1, lm.config.model.vocab_size)
-    return on_tokens(_read_layers, lm, tokens_BT, k, only_text(lm))
+    return on_tokens(_jitted_lens, lm, tokens_BT, k, only_text(lm))
 
 
-def read_layers(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
-    """Compute `lens` without jit, the mesh and the checks of ids."""
+def compute_lens(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: OnlyIds) -> Lens:
+    """Compute `lens` of checked ids within a jitted function."""
     names = tuple(stream_names(model.config))
     last = names[-1]
     out = forward(model, params, tokens_BT, names)
 
+    # The scan reads the last block's output first: its most probable tokens are the answer, which the other layers rank. The
+    # program is the same for all layers: in bfloat16, a different program may return a different answer.
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         # The blocks before the edit do not affect the logits, so the compiler removes them.
-        logits_BTV = forward(model, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
+        logits_BTV = forward(model, params, tokens_BT, (), ((last, _replace_with(x_BTD)),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
-        answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
+        answer_BT = jnp.where(answer_BT == UNKNOWN, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         rank_BT = 1 + (logits_BTV > answer_BT1).sum(-1)
         return answer_BT, (ids_BTk, probability_BTk, rank_BT)
 
-    # Read the last block's output first, with the same compiled program as the other layers: in bfloat16, a different
-    # program may return a different answer.
-    none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
+    unknown_BT = jnp.full(tokens_BT.shape, UNKNOWN, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
-    answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
+    answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, unknown_BT, stream, reverse=True)
     first_BT = jnp.argmax(rank == 1, 0)
     return Lens(ids, probabilities, answer_BT, rank, first_BT)
 
 
-_read_layers = jax.jit(read_layers, static_argnums=(0, 3, 4))
+_jitted_lens = jax.jit(compute_lens, static_argnums=(0, 3, 4))
+
+
+def _replace_with(value: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Return an edit that replaces an activation with `value`."""
+
+    def edit(_: jax.Array) -> jax.Array:
+        return value
+
+    return edit
 
 
 class Attribution(NamedTuple):
@@ -137,6 +148,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
 def _attribution(
     model: GPT, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, only: OnlyIds
 ) -> Attribution:
+    """Compute `attribution` of checked arguments to the logit at position `at`."""
     model = model.clone(config=replace(model.config, logit_softcap=0.0))
     heads = layer_names(model.config, "attn.head_out")
     mlps = layer_names(model.config, "mlp.out")
@@ -147,7 +159,7 @@ def _attribution(
         answer_B = jnp.argmax(jnp.take(only(out.logits), at, axis=1), -1)
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
-        edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
+        edits = tuple((name, _replace_with(x)) for name, x in (scales | parts).items())
         logits_BTV = forward(model, params, tokens_BT, (), edits).logits
         logits_BV = jnp.take(logits_BTV, at, axis=1)
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]

@@ -114,7 +114,7 @@ def test_heads_are_summarized(lm: LM, found: Inspection) -> None:
     log_p = np.asarray(jax.nn.log_softmax(edited.logits[0], -1))
     loss = -float(log_p[np.arange(len(found.ids) - 1), found.ids[1:]].mean())
     clean = -np.log(found.next_probability).mean()
-    assert head.without == pytest.approx(loss - clean, abs=1e-5)
+    assert head.loss_increase == pytest.approx(loss - clean, abs=1e-5)
 
 
 @pytest.mark.ci
@@ -202,8 +202,8 @@ def test_ids_without_a_text_have_no_probability() -> None:
     edits = {"h.0.attn.head_out": lambda x: x.at[:, :, 2].set(0)}
     log_p = jax.nn.log_softmax(study.run(lm, [found.ids], [], edits).logits[0, :-1, :6])
     loss = -np.take_along_axis(np.asarray(log_p), np.array(found.ids[1:])[:, None], -1).mean()
-    assert found.without is not None
-    assert found.without[0, 2] == pytest.approx(loss + np.log(found.next_probability).mean(), abs=1e-5)
+    assert found.loss_increase is not None
+    assert found.loss_increase[0, 2] == pytest.approx(loss + np.log(found.next_probability).mean(), abs=1e-5)
     json.dumps(found.to_json(), allow_nan=False)
 
 
@@ -235,7 +235,7 @@ def test_a_byte_that_is_a_character_is_text_after_an_incomplete_one() -> None:
 
 def test_a_text_of_one_token_has_no_loss(lm: LM, found: Inspection) -> None:
     assert "The model or the text is too large to compute the loss without each head." in page.html(
-        found._replace(without=None), "x"
+        found._replace(loss_increase=None), "x"
     )
     text = page.html(inspect(lm, ODD[0], max_new_tokens=0), "x")
     assert "A text of one token has no loss." in text
@@ -250,7 +250,7 @@ def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monk
         monkeypatch.setattr(
             inspection, "ABLATION", 2 * count_parameters(model) * T * model.n_layer * model.n_head - less
         )
-        assert (inspect(lm, ODD, max_new_tokens=0).without is None) == bool(less)
+        assert (inspect(lm, ODD, max_new_tokens=0).loss_increase is None) == bool(less)
 
 
 @pytest.mark.ci
