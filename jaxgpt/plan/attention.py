@@ -28,7 +28,7 @@ def attention_of(config: Config, topology: Topology) -> str:
 
 
 def _kernel_name(attend: AttendFn, kernels: Iterable[tuple[str, AttendFn]]) -> str:
-    """Return the name of the kernel that computes `attend`, or "" if none of the kernels does."""
+    """Return the name of the kernel that computes `attend`, or "" for other functions."""
     for name, kernel in kernels:
         if kernel is attend:
             return name
@@ -43,7 +43,7 @@ class KeyExchange(NamedTuple):
     Attributes:
         halo_layers: number of layers with a halo.
         halo: number of keys in the halos of a device; 0: no layer has a halo.
-        all_keys: how a device receives the keys of the other layers; "": each layer has a halo, or no kernel divides positions.
+        all_keys: exchange of the other layers; "": each layer has a halo, or no kernel divides positions.
     """
 
     halo_layers: int
