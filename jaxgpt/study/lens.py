@@ -20,7 +20,7 @@ from jaxgpt.study.activation_names import layer_names, stream_names
 from jaxgpt.study.observer import forward
 from jaxgpt.study.token_ids import as_tokens, on_tokens
 
-UNKNOWN = -1  # answer of the logit lens before the last block's output is read
+UNKNOWN = -1  # answer of the logit lens before the last block's output is read; ids are at least 0
 
 
 class Lens(NamedTuple):
@@ -73,7 +73,8 @@ def compute_lens(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: On
         logits_BTV = forward(model, params, tokens_BT, (), ((last, _replace_with(x_BTD)),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
-        answer_BT = jnp.where(answer_BT == UNKNOWN, ids_BTk[..., 0], answer_BT)
+        is_unknown_BT = answer_BT < 0
+        answer_BT = jnp.where(is_unknown_BT, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         rank_BT = 1 + (logits_BTV > answer_BT1).sum(-1)
