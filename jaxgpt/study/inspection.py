@@ -81,9 +81,7 @@ class Inspection(NamedTuple):
     lens_tokens: list[list[str]]  # the logit lens: the most probable next token at each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
-    loss_increase: (
-        np.ndarray | None
-    )  # change of the loss per token with each head ablated, `[L, N]`; None: not computed
+    loss_increase: np.ndarray | None  # per token, with each head ablated; `[L, N]`; None: not computed
 
     def heads(self) -> list[HeadSummary]:
         """Summarize each head, layer by layer."""
