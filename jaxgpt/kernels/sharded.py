@@ -38,6 +38,7 @@ from jaxgpt.kernels.halo import (
     without_halo,
 )
 from jaxgpt.kernels.online import Keys, Rule
+from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.ring import Ring, ring_backward, ring_forward
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Positions, Visible, attend
@@ -235,7 +236,7 @@ def _forward(
 
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out_and_lse = online.finish(state, q_BTNH)
-    out_BTNH, lse_nBKGt = checkpoint_name(out_and_lse, "attention")
+    out_BTNH, lse_nBKGt = checkpoint_name(out_and_lse, ATTENTION_RESULTS)
     return out_BTNH, Residuals(q_BTNH, k_BKSH, v_BKHS, place, row_place, out_BTNH, lse_nBKGt)
 
 
