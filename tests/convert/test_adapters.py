@@ -206,6 +206,11 @@ def add_tensor(tensors: dict[str, Any]) -> None:
     save_file(tensors | {"base_model.model.lm_head.weight": tensors[FIRST]}, FILE)
 
 
+def copy_head(tensors: dict[str, Any]) -> None:
+    """Add a copy of the head, as PEFT saves it next to adapters of the head."""
+    save_file(tensors | {"base_model.model.lm_head.base_layer.weight": tensors[FIRST]}, FILE)
+
+
 def diverge(tensors: dict[str, Any]) -> None:
     save_file(tensors | {FIRST: tensors[FIRST] * np.nan}, FILE)
 
@@ -229,6 +234,10 @@ def make_unreadable(tensors: dict[str, Any]) -> None:
             "q_proj has adapters only in some layers, not in model.layers.1.self_attn.q_proj: merge the adapter with PEFT",
         ),
         (add_tensor, "tensor base_model.model.lm_head.weight is unexpected"),
+        (
+            copy_head,
+            "lm_head.base_layer.weight is unexpected, because it is not an adapter of a matrix of the base: merge",
+        ),
         (diverge, "contains non-finite numbers"),
         (truncate, "is truncated"),
         (make_unreadable, f"cannot read {FILE}: "),

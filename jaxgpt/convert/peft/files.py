@@ -94,6 +94,11 @@ def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     for module, names in stored:
         expected[names.a] = (scale.rank, module.inputs)
         expected[names.b] = (sum(module.outputs.values()), scale.rank)
+    for name in weights.tensors:
+        if name not in expected:
+            raise UserError(
+                f"{weights.path}: tensor {name} is unexpected, because it is not an adapter of a matrix of the base: {MERGE}"
+            )
     weights.check(expected)
 
     leaves: dict[str, np.ndarray] = {}

@@ -91,7 +91,7 @@ def _check_sources(out: Path, index: Index, now: Sequence[SourceEntry], note: Ca
             raise UserError(
                 f"{source['name']}: names, modification times or content of its files changed since {out} was created: {fix}"
             )
-        compared = "" if is_unknown else "; sizes and content are equal"
+        compared = "" if is_unknown else "; sizes and samples of the content are equal"
         note(f"{source['name']}: files have new modification times{compared}")
 
 
