@@ -37,7 +37,7 @@ from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 TILE = 512  # maximum number of queries or keys in a tile: masks of larger tiles do not fit the memory of a kernel
 
 
-class _Inputs(NamedTuple):
+class _SplashInputs(NamedTuple):
     """The arrays of attention without a cache, of all devices or of one device.
 
     Attributes:
@@ -83,7 +83,7 @@ class ShardedSplash:
             return gathered_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
 
         k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
-        inputs = _Inputs(
+        inputs = _SplashInputs(
             q_BTNH=q_BTNH * jnp.asarray(scale, q_BTNH.dtype),
             k_BKSH=k_BKSH,
             v_BKHS=v_BKHS,
@@ -120,7 +120,7 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     return 0
 
 
-def _attend_over_rows(balanced: int, window: int, tile: int, division: Division, inputs: _Inputs) -> Array:
+def _attend_over_rows(balanced: int, window: int, tile: int, division: Division, inputs: _SplashInputs) -> Array:
     """Compute attention to the keys of whole rows."""
     from jaxgpt.kernels.splash_mask import RowMask  # a slow import, 1 s
 
@@ -132,7 +132,7 @@ def _attend_over_rows(balanced: int, window: int, tile: int, division: Division,
     rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
     kernel_spec = kernel.manual_sharding_spec(rows)
 
-    def local(kernel: Any, inputs: _Inputs) -> Array:
+    def local(kernel: Any, inputs: _SplashInputs) -> Array:
         keys_values = inputs.k_BKSH, inputs.v_BKHS
         if division.axes:
             keys_values = gather_keys(division.axes, *keys_values)
@@ -141,14 +141,14 @@ def _attend_over_rows(balanced: int, window: int, tile: int, division: Division,
     return _on_devices(local, (kernel, inputs), (kernel_spec, _specs(division)), division)
 
 
-def _attend_within_halo(halo: Halo, window: int, tile: int, division: Division, inputs: _Inputs) -> Array:
+def _attend_within_halo(halo: Halo, window: int, tile: int, division: Division, inputs: _SplashInputs) -> Array:
     """Compute attention within a window, to the keys of the halo and of each device."""
     local = functools.partial(_within_halo, halo, window, tile)
     return _on_devices(local, (inputs,), (_specs(division),), division)
 
 
 def _specs(division: Division) -> Any:
-    """Return the sharding of each of the `_Inputs` over the devices."""
+    """Return the sharding of each of the `_SplashInputs` over the devices."""
     specs: dict[str, Any] = {
         "q_BTNH": division.queries,
         "k_BKSH": division.k,
@@ -156,7 +156,7 @@ def _specs(division: Division) -> Any:
         "place": division.place,
         "row_place": division.row_place,
     }
-    return _Inputs(**specs)
+    return _SplashInputs(**specs)
 
 
 def _on_devices(
@@ -174,7 +174,7 @@ def _on_devices(
     return out_BTNH
 
 
-def _within_halo(halo: Halo, window: int, tile: int, inputs: _Inputs) -> Array:
+def _within_halo(halo: Halo, window: int, tile: int, inputs: _SplashInputs) -> Array:
     """Compute attention within a window on one device, to the keys of the halo and of this device."""
     rows = len(inputs.q_BTNH)
     q_BTNH = split_chunks(inputs.q_BTNH, 1, halo.chunks)
