@@ -86,7 +86,7 @@ class PostConfig(Section):
     )
     label_smoothing: float = setting(0.0, "dpo, robust: assumed fraction of swapped pairs", 0.0, below=0.5)
     normalize: bool = setting(False, "dpo, robust: divide log probabilities by the lengths of the answers")
-    margin: float = setting(0.0, "simpo: target margin between the scores of the answers", 0.0, 1e3)
+    margin: float = setting(0.0, "simpo: target margin between the rewards of the answers", 0.0, 1e3)
     sft: float = setting(0.0, "dpo, robust, ipo, simpo: weight of the chosen answer's cross entropy", 0.0, 1e3)
     reference: str = setting(
         "",

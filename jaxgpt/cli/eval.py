@@ -33,10 +33,9 @@ def eval(
 
     Results of tasks are kept in tasks.json of the run; info and model cards show them.
 
-    On preference pairs, a run with post.objective dpo or similar prints the loss of the objective,
-    and the fraction of pairs with a higher reward for the chosen answer. On prompts, a run with
-    rewards prints the mean reward of its answers, and a run of on-policy-distill prints the
-    divergence from its teacher on its answers.
+    On preference pairs, prints the loss of the objective and the fraction of pairs with a higher
+    reward for the chosen answer. On prompts, prints the mean reward of the run's answers or, for
+    on-policy-distill, their divergence from the teacher.
 
     jaxgpt eval runs/shakespeare
     jaxgpt eval runs/shakespeare --data.path other.txt

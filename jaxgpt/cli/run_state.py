@@ -124,7 +124,7 @@ def read_state(run: Run, config: Config) -> RunState:
 
 
 def _data(config: Config) -> str:
-    """Return the path or the words of the mixture of the training data, or the name of a built-in text."""
+    """Return `data.path` and the words of `data.mix`, or the name of a built-in text."""
     paths = [path for path in (config.data.path, *config.data.mix) if path]
     return " ".join(paths) or config.data.dataset
 

@@ -164,7 +164,7 @@ def _on_devices(
 ) -> Array:
     """Compute `local(*arguments)` on each device, with arguments that are sharded like `specs`.
 
-    The backward pass receives the keys again, and has the saved results of the kernel.
+    To save memory, the backward pass receives the keys again; only the results of the kernel are saved.
     """
     saves_results = jax.checkpoint_policies.save_only_these_names(ATTENTION_RESULTS)
     local = jax.checkpoint(local, policy=saves_results)

@@ -123,7 +123,7 @@ def _new(x_BS: jax.Array, state: SamplerState, since: int) -> np.ndarray:
 
 
 class Reuse(NamedTuple):
-    """A plan to continue a one-row text with a prompt: the cache of the text holds the first tokens of the prompt.
+    """A plan to reuse the cache of an earlier one-row text, for a prompt that begins with the same tokens.
 
     Attributes:
         state: the state after the text.

@@ -20,7 +20,7 @@ class Microbatches(NamedTuple):
     """The division of a step's batch into microbatches."""
 
     accumulation: int  # number of microbatches that each device computes per step
-    rows: int  # windows per microbatch, over all devices, including padding
+    rows: int  # rows per microbatch, over all devices, including padding
 
 
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:

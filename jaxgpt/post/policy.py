@@ -16,7 +16,7 @@ from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
 
 
 class Variant(NamedTuple):
-    """The differences between the objectives.
+    """The choices that distinguish an objective from the others.
 
     Attributes:
         advantage: argument of `advantages`.

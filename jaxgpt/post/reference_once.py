@@ -123,9 +123,9 @@ def held_out_starts(val: Split, config: Config) -> np.ndarray:
 def used_microbatches(batches: Batches, config: Config, last: Info | None, rows: int) -> list[np.ndarray]:
     """Return the starts of the rows of training, in microbatches of `rows`.
 
-    The microbatches have the pairs in the order of their first use since step 0, which a resume does not change. If the
-    resume changes the batch size or the mixture, the order begins at the checkpoint. Microbatches that no step after
-    the checkpoint uses are omitted.
+    The microbatches have the pairs in the order of their first use since step 0, so that a resumed run has the same
+    microbatches. If the run has changed its batch size, or its mixtures follow a schedule (`@TOKENS`), the order begins at
+    the checkpoint. Microbatches that no step after the checkpoint uses are omitted.
 
     Args:
         batches: batches of the run.

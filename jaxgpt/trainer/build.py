@@ -47,7 +47,7 @@ def make_program(
     objective_of: Callable[[GPT], Objective] | None = None,
     ops: Ops | None = None,
 ) -> Program:
-    """Make the program of a config on a mesh of present or absent devices. `build` adds the arrays.
+    """Make the program of a config on a mesh of this machine's devices, or of planned hardware. `build` adds the arrays.
 
     Arguments as for `build`, except that `rules` is the complete sharding table, and `frozen` may be abstract.
     """

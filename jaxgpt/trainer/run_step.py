@@ -32,7 +32,7 @@ class RunStep:
 
     Attributes:
         config: settings of the run.
-        mesh: the devices, present or absent.
+        mesh: mesh of this machine's devices, or of planned hardware.
         model: the decoder, without weights.
         objective: objective of training.
         optimizer: optax transformation; None: from the config.

@@ -30,7 +30,7 @@ class StepBatches:
 
     Attributes:
         config: settings of the run.
-        mesh: the devices, present or absent.
+        mesh: mesh of this machine's devices, or of planned hardware.
     """
 
     config: Config

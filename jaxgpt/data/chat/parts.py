@@ -84,7 +84,7 @@ class RenderedAnswers(NamedTuple):
         parts.append(Part(text))
 
     def _answer(self, renderings: Renderings, n: int) -> list[Part] | None:
-        """Return the parts of message n, rendered as the last message; None: the text before it is not the prompt."""
+        """Return the parts of message n, rendered as the last message; None: the rendering does not begin with the prompt."""
         prompt = renderings.prompt(n)
         after = renderings.after(n)
         if not after.startswith(prompt):
