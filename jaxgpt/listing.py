@@ -127,12 +127,15 @@ def _receives_output(path: Path) -> bool:
 
 
 def _is_read_anyway(target: Path, root: Path) -> bool:
-    """Return whether a link would lead to a parent of the tree, or to a visible directory inside the tree."""
+    """Return whether a link would lead to a parent of the tree, or to a directory inside the tree that is not skipped."""
     if root.is_relative_to(target):
         return True
     if not target.is_relative_to(root):
         return False
-    return not any(part.startswith(".") for part in target.relative_to(root).parts)
+    if any(part.startswith(".") for part in target.relative_to(root).parts):
+        return False
+    outer = [parent for parent in target.parents if parent != root and parent.is_relative_to(root)]
+    return not any(output_kind(parent) for parent in outer)
 
 
 def holds_records(path: Path) -> bool:

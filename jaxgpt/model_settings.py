@@ -99,8 +99,9 @@ class ModelConfig(Section):
         """Yield the errors of settings that conflict.
 
         Settings of an optional part have no effect while the part is off, such as `rope_theta` without RoPE, so that one
-        setting turns the part on or off. These exceptions are errors, because the user expects a different
-        architecture: a changed `window_pattern` or `rope_local_theta` without `sliding_window`, and yarn without `rope_factor`.
+        setting turns the part on or off; the bounds of RoPE scaling are checked even then. These exceptions are errors,
+        because the user expects a different architecture: a changed `window_pattern` or `rope_local_theta` without
+        `sliding_window`, and yarn without `rope_factor`.
         """
         yield from self._check_heads()
         if self.positions == "sinusoidal" and self.n_embd % 2:

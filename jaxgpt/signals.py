@@ -103,7 +103,8 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     finally:
         _process.stop = outer
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            is_from_python = handler is not None
+            signal.signal(number, handler if is_from_python else signal.SIG_DFL)
 
 
 def _request_stop(stop: Stop, notice: str, number: int, frame: object) -> None:
@@ -152,8 +153,9 @@ def _watch(receiver: socket.socket) -> None:
         if not received:  # the socket is closed
             return
         [number] = received
-        if _process.stop is not None and number in SIGNALS:
-            _process.stop.count()
+        stop = _process.stop  # the main thread may set the attribute to None meanwhile
+        if stop is not None and number in SIGNALS:
+            stop.count()
         if signal.getsignal(number) is _end:  # the main thread, in native code, may not call the handler
             _end(number, None)
         if number != signal.SIGINT:

@@ -18,8 +18,8 @@ Engine = Literal["transformers", "vLLM", "llama.cpp"]
 def engines(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> tuple[Engine, ...]:
     """Return the programs that support an exported directory; other programs may reject it, or ignore options.
 
-    The tests run only transformers. The rules for vLLM, and for llama.cpp's converter of directories, follow their source
-    code.
+    The tests open exported directories only with transformers. The rules for vLLM, and for llama.cpp's converter of
+    directories, follow their source code.
     """
     if config.n_experts:
         return ("transformers",)

@@ -89,7 +89,8 @@ def kind_of(config: Config, data: DataConfig) -> Kind:
     """Return the kind of data of a source.
 
     Raises:
-        UserError: if the objective needs a different kind, or `data.stride` does not apply to the kind.
+        UserError: if the path is neither a file nor a directory, the objective needs a different kind, or `data.stride` does
+            not apply to the kind.
     """
     if data.path and Path(data.path).exists():
         check_kind(Path(data.path))

@@ -49,7 +49,7 @@ class Follow(Listener):
             try:
                 follower.start()
             except OSError as e:
-                self._note(f"cannot start the follower of {name}: {e.strerror}; {follower.advice()}")
+                self._note(f"cannot start the follower of {name}: {e.strerror or e}; {follower.advice()}")
                 continue
             self._followers.append(follower)
             self._note(f"sending metrics to {name}, see {follower.log}")

@@ -56,7 +56,7 @@ def mesh_axes(spec: PartitionSpec, axis: int) -> tuple[str, ...]:
 
 
 def with_heads_of_queries(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
-    """Return keys and values that can be sharded like the query heads: repeated if the rules shard only the query heads."""
+    """Return keys and values that can be sharded like the query heads: repeated if the rules shard both differently."""
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     if rules.get("heads") == rules.get("kv_heads"):
         return k_BKSH, v_BKHS

@@ -19,7 +19,8 @@ from jaxgpt.trainer.resume import check_resume
 def why_finished(run: Run, config: Config) -> str:
     """Return why a run is finished, or "" if training is left or the last checkpoint is damaged.
 
-    With `train.epochs`, the result is "": the number of steps depends on the data.
+    With `train.epochs`, the result is "", because the number of steps depends on the data. It is also "" if the last
+    checkpoint still needs its evaluation.
 
     Raises:
         UserError: as in `check_resume`.

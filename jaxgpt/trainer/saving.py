@@ -148,7 +148,8 @@ class Checkpoints:
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
         """Context manager: if the last state is intact, save it at the end, or after an error in all processes.
 
-        The last line of the metrics file records how the run ended. On exit, the metrics file and the saver are closed.
+        The last line of the metrics file records how the run ended, except after a KeyboardInterrupt. On exit, the metrics
+        file and the saver are closed.
 
         Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
         such an error, a note of the exception names the saved step.

@@ -168,6 +168,15 @@ def test_links_are_followed_once(link: str, target: str, expected: list[str]) ->
     assert listed() == expected
 
 
+def test_a_link_into_a_run_is_followed() -> None:
+    """The run is not read, so its subdirectory is read only through the link."""
+    make_run("texts/run")
+    Path("texts/run/notes").mkdir()
+    Path("texts/run/notes/c.txt").write_text("three\n")
+    Path("texts/more").symlink_to(Path("texts/run/notes").absolute())
+    assert listed() == ["a.txt", "more/c.txt", "sub/b.txt"]
+
+
 def test_a_loop_outside_the_tree_ends() -> None:
     Path("elsewhere/deep").mkdir(parents=True)
     Path("elsewhere/c.txt").write_text("three\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxgpt.errors import UserError, short_repr
 
-DIGITS = 4000  # maximum digits of an integer; Python's limit is 4,300
+DIGITS = 4000  # longer integers, with sign, are read as floats; Python's limit is 4,300 digits
 
 
 class Twice:
@@ -32,7 +32,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(digits: str) -> int | float:
     """Parse an integer; with too many digits for an `int`, as a `float`, which may be infinite."""
-    return int(digits) if len(digits) < DIGITS else float(digits)
+    return int(digits) if len(digits) <= DIGITS else float(digits)
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)

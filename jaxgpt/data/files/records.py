@@ -1,4 +1,7 @@
-"""Read records one at a time from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged."""
+"""Read records from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged.
+
+Objects of several lines are read as one text; other formats, one record or batch of rows at a time.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _without_outer_breaks(portions: Iterable[Portion]) -> Iterator[Portion]:
 
 
 def _in_blocks(portions: Iterable[Portion]) -> Iterator[Portion]:
-    """Divide each document into portions of `BLOCK` characters and a last portion of 1 to `BLOCK` characters."""
+    """Divide each document into portions of `BLOCK` characters and a last portion of at most `BLOCK` characters."""
     text = ""
     for portion in portions:
         text += portion.text
