@@ -1,7 +1,8 @@
 """Equivalents of `ops.experts.experts` that compute only the chosen pairs of token and expert, and drop no pair.
 
-Letters in names, here and in `expert_pairs` and `expert_tiles`: E experts (in functions of one device, its experts), A active experts of a token, X pairs of token and
-expert, n tiles, t rows of a tile, M rows of all tiles, I and O inputs and outputs of a matrix.
+Letters in names, here and in `expert_pairs` and `expert_tiles`: E experts (in functions of one device, its experts),
+A active experts of a token, X pairs of token and expert, n tiles, t rows of a tile, M rows of all tiles, I and O inputs and
+outputs of a matrix.
 """
 
 from __future__ import annotations
