@@ -85,19 +85,21 @@ class Checkpoints:
         """Save a state after its evaluation; the checkpoint with the lowest ranking is the best."""
         step = self.record.step
         self.evaluated = step
-        if math.isfinite(ranking) and ranking < self.best.ranking:
+        if not math.isfinite(ranking):
+            self.record.listener.note(
+                f"the ranking of the evaluation at step {step} is {ranking}, so its checkpoint has no rank"
+            )
+            self.save(state)
+            # The checkpoint does not count this evaluation, because a resume from a checkpoint without rank repeats it.
+            self.since_best += 1
+            return
+
+        if ranking < self.best.ranking:
             self.best = Best(ranking, step)
             self.since_best = 0
         else:
             self.since_best += 1
-
-        if math.isfinite(ranking):
-            self.save(state, ranking)
-            return
-        self.record.listener.note(
-            f"the ranking of the evaluation at step {step} is {ranking}, so its checkpoint has no rank"
-        )
-        self.save(state)
+        self.save(state, ranking)
 
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.

@@ -323,6 +323,7 @@ def test_a_ranking_that_is_no_number_loses_no_step(worst: Any) -> None:
     train(Start(small_run(), "out", evaluators=(evaluator,)), Noted())
     found = checkpoints(Path("out/checkpoints"))
     assert {step: info.val_loss for step, info in found.items()} == {4: None, 8: 2.5}
+    assert found[4].about["since_best"] == 0, "a resume repeats this evaluation, and then counts it"
     assert [note for note in notes if "ranking" in note] == [
         f"the ranking of the evaluation at step 4 is {float(worst)}, so its checkpoint has no rank"
     ]
