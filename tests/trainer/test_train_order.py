@@ -72,6 +72,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     class Program:
         mesh = model = abstract_weights = None
         abstract_state = SimpleNamespace(params={})
+        microbatches = SimpleNamespace(rows=case.train.batch_size)
         given: ClassVar[dict[str, str]] = {}
 
         def init(self) -> Any:
