@@ -351,7 +351,7 @@ def test_variables_of_the_template_come_from_the_run_and_the_caller(lm: LM, tmp_
         assert json.loads(capsys.readouterr().out)["prompt_tokens"] == prompt_tokens() - 2 + added
     assert main([*command, "--chat-template-kwargs", "think=false"]) == 2
     assert "--chat-template-kwargs: not valid JSON" in capsys.readouterr().err
-    with pytest.raises(UserError, match="'tools' is not a variable"):
+    with pytest.raises(UserError, match="'tools' cannot be set as a variable of a template"):
         Chat(lm, chat_template_kwargs={"tools": []})
     with pytest.raises(UserError, match="must be JSON values"):
         Chat(lm, chat_template_kwargs={"think": {1, 2}})

@@ -51,6 +51,7 @@ DERIVED = {
     "rotary_width": {"rope_fraction"},
     "windows": {"sliding_window", "window_pattern"},
     "template_variables": {"chat_template_kwargs"},
+    "computes_reference_once": {"reference_log_p"},
 }
 
 
@@ -82,7 +83,8 @@ def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
     """Return the settings of a section that nothing reads."""
     owners = CALLED[section]
     seen = {name for owner, name in read if owner in owners}
-    seen |= {"window", "decay_steps"} & {name for owner, name in read if owner == "config"}  # properties of `Config`
+    of_config = {"window", "decay_steps", "computes_reference_once"}  # properties of `Config`
+    seen |= of_config & {name for owner, name in read if owner == "config"}
     if section is MeshConfig:  # `sizes_of` reads every axis; an axis has an effect if a rule names it
         seen |= {axis for axes in RULES.values() for axis in axes}
     replaced = {setting for derived in seen & DERIVED.keys() for setting in DERIVED[derived]}

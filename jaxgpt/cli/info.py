@@ -93,20 +93,20 @@ def _run_facts(run: RunState, config: Config, trainable: int) -> Facts:
         "settings": [f"{name} {short_repr(value)}" for name, value in run.changed.items()],
         "weights": f"started from {origin(config)}" if config.init_from else "",
         "data": run.data,
-        "trained": _trained(run.progress),
+        "trained": _trained(run.trained),
         "checkpoints": _checkpoint_lines(run, config.post.has_rewards),
         "tasks": [_task_line(entry) for entry in run.tasks],
         "started": [f"step {line['step']}: {line.get('command', '')}; {line['started']}" for line in run.starts],
     }
 
 
-def _trained(progress: RunProgress) -> str:
+def _trained(run: RunProgress) -> str:
     """Describe how far a run was trained."""
-    if not progress.steps:
+    if not run.steps:
         return "no: imported or saved from Python"
-    text = f"step {progress.step}/{progress.steps}, {progress.tokens:,} tokens in {duration(progress.seconds)}"
-    if progress.ended in ("stopped", "failed"):
-        text += f", {progress.ended}"
+    text = f"step {run.step}/{run.steps}, {run.tokens:,} tokens in {duration(run.seconds)}"
+    if run.ended in ("stopped", "failed"):
+        text += f", {run.ended}"
     return text
 
 

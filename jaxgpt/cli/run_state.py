@@ -60,7 +60,7 @@ class RunState(NamedTuple):
         preset: name of the preset.
         init_from: run of the initial weights; "": random weights.
         data: the words of `data.path` or `data.mix` (PATH=WEIGHT, @TOKENS), or the name of a built-in text.
-        progress: steps, tokens and time of the training so far.
+        trained: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.
         fewer_windows: number of windows of the checkpoints' losses, if a different evaluation, such as the last, used more;
             0: all evaluations used the same windows.
@@ -74,7 +74,7 @@ class RunState(NamedTuple):
     preset: str
     init_from: str
     data: str
-    progress: RunProgress
+    trained: RunProgress
     checkpoints: Sequence[SavedStep]
     fewer_windows: int
     damaged: Sequence[int]
@@ -89,7 +89,7 @@ class RunState(NamedTuple):
             "preset": self.preset,
             "init_from": self.init_from,
             "data": self.data,
-            **self.progress._asdict(),
+            **self.trained._asdict(),
             "checkpoints": [saved.to_json() for saved in self.checkpoints],
             "windows": self.fewer_windows,
             "damaged": self.damaged,
@@ -112,7 +112,7 @@ def read_state(run: Run, config: Config) -> RunState:
         preset=config.preset,
         init_from=config.init_from,
         data=_data(config),
-        progress=_progress(lines, infos, config),
+        trained=_trained(lines, infos, config),
         checkpoints=[SavedStep(step, info.val_loss, info.ranking or "") for step, info in infos.items()],
         fewer_windows=_fewer_windows(lines, config),
         damaged=damaged,
@@ -136,7 +136,7 @@ def _fewer_windows(lines: Sequence[Mapping[str, Any]], config: Config) -> int:
     return limit if has_more else 0  # a limit of 0 means all windows, in every evaluation
 
 
-def _progress(lines: Sequence[Mapping[str, Any]], infos: Mapping[int, Info], config: Config) -> RunProgress:
+def _trained(lines: Sequence[Mapping[str, Any]], infos: Mapping[int, Info], config: Config) -> RunProgress:
     """Return the progress of a run; its metrics may end before or after the last checkpoint."""
     from jaxgpt.trainer.metrics import how_ended
 

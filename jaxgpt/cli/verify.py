@@ -41,12 +41,13 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     import jax
 
     from jaxgpt.provenance import versions
+    from jaxgpt.verify import LAWS
     from jaxgpt.verify import verify as measure
 
     with progress("loading") as activity:
         damaged = _damaged(target)
         lm, model = _model(target, checkpoint)
-        rows = list(measure(lm, progress=activity))
+        rows = list(measure(lm, LAWS, activity))
 
     kind = jax.devices()[0].device_kind
     about = {

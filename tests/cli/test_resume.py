@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import TEXT, Result, comparable, flags, jaxgpt
 
-from jaxgpt.checkpoint import store
+from jaxgpt.checkpoint import saver
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
@@ -187,7 +187,7 @@ def test_checkpoints_that_a_killed_process_did_not_delete_are_deleted(monkeypatc
     """The settings of the finished run select the checkpoints to delete, not the settings of the command that is run later."""
     Path("text.txt").write_text(TEXT)
     with monkeypatch.context() as killed:
-        killed.setattr(store, "prune", lambda *_: None)
+        killed.setattr(saver, "prune", lambda *_: None)
         kept = flags(train__keep_last=2, train__keep_best=0, train__steps=6)
         assert jaxgpt(*START, *kept, "--data.path", "text.txt", "--out", "run").code == 0
     assert [*checkpoints(Path("run/checkpoints"))] == [2, 4, 6]

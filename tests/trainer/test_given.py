@@ -202,7 +202,9 @@ def test_weights_of_a_subclass_need_its_class_and_commands_reject_them() -> None
         result = jaxgpt(*command)
         assert result.code == 2
         assert message in result.err
-    assert "the model TwiceGPT, given in Python: plan it with" in jaxgpt("plan", "out", "--topology", "v5e:2x2").err
+    assert (
+        "the model TwiceGPT, given in Python: plan it in Python" in jaxgpt("plan", "out", "--topology", "v5e:2x2").err
+    )
 
 
 def test_a_saved_model_of_a_subclass_needs_its_class() -> None:
