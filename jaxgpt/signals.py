@@ -54,7 +54,7 @@ class _Process:
         advice: returns the advice for an early exit, see `set_advice`.
         stop: request of the innermost `stop_on_signal`.
         is_watching: whether the thread of `exit_on_signals` receives all signals.
-        ending: held by the thread that prints the last line, so that no other thread prints it again.
+        ending: held while `_end` prints its line, so that only one thread prints it. Two Ctrl-C do not wait for it.
     """
 
     advice: Callable[[], str]
@@ -103,8 +103,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     finally:
         _process.stop = outer
         for number, handler in previous.items():
-            is_from_python = handler is not None
-            signal.signal(number, handler if is_from_python else signal.SIG_DFL)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set in Python
 
 
 def _request_stop(stop: Stop, notice: str, number: int, frame: object) -> None:

@@ -25,7 +25,7 @@ class Profile(Listener):
     """Traces `steps` complete steps of a run after `WARM_UP` steps, in process 0, and writes the files to RUN/profile.
 
     The trace starts and stops when the metrics of a step have been read, so the run is not blocked: the devices compute the
-    next steps meanwhile. The steps in flight at the start of the trace, which may have begun before, are not counted.
+    next steps meanwhile. The steps in flight at the start of the trace are not counted, because they may have started earlier.
     Evaluations and checkpoints between the steps are in the trace.
 
     plugins/profile/DATE/*.xplane.pb               for XProf: `xprof RUN/profile`
@@ -42,7 +42,7 @@ class Profile(Listener):
         self.steps = steps
         self._note = note
         self._directory = Path(PROFILE)
-        self._in_flight = 0  # maximum number of steps that may have begun when the metrics of a step are read
+        self._in_flight = 0  # maximum number of steps that may have started when the metrics of a step are read
         self._seen = 0  # steps whose metrics have been read
         self._trace: _Trace | None = None  # the trace in progress
         self._has_ended = not is_leader()  # no trace starts any more

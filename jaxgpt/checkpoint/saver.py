@@ -108,7 +108,7 @@ def failed_writes() -> Iterator[None]:
     except Exception as e:
         if is_peer_failure(e):
             raise
-        code = re.search(r"os_error_code='(\d+)'", str(e))  # how TensorStore formats the error number
+        code = re.search(r"os_error_code='(\d+)'", str(e))  # TensorStore's format of the error number
         number = int(code[1]) if code else getattr(e, "errno", None)
         reason = os.strerror(number) if number else one_line(e, 200)
         raise WriteFailed(reason, number) from None
