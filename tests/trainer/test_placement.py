@@ -39,6 +39,8 @@ NAMES = (
     "parallel/arrays.py",
     "trainer/program.py",
     "trainer/build.py",
+    "trainer/frozen_arrays.py",
+    "trainer/states.py",
 )
 READERS = tuple(str(Path(api.__file__).parent / name) for name in NAMES)
 REPLICATED = 20_000  # maximum bytes of the arrays that every device holds, such as gains and counters
@@ -110,6 +112,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Peak]]:
         (WeightSource, "read"),
         (WeightSource, "read_frozen"),
         (Program, "init"),
+        (Program, "init_donating"),
         (Program, "restore"),
         (build, "with_arrays"),
     ):
