@@ -14,7 +14,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
 from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.signals import UNFINISHED, Stop, advice, exit_now
+from jaxgpt.signals import UNFINISHED, Stop, exit_now, with_advice
 from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for
@@ -112,9 +112,7 @@ class Monitor(Listener):
             self._is_reported = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
         if self._ignores_stop():
-            text = advice()
-            reason = f"stopped without saving: {self.explain()}"
-            self.end(f"{reason}: {text}" if text else reason, UNFINISHED)
+            self.end(with_advice(f"stopped without saving: {self.explain()}"), UNFINISHED)
 
     def _is_stuck(self) -> bool:
         """Return whether the run has made no progress for longer than a step or stage may take."""
