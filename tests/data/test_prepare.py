@@ -519,6 +519,18 @@ def test_an_unfinished_directory_with_other_pieces_is_not_continued(
             run(params, names=["a.txt"])
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_all_blocks_before_damage_are_read(monkeypatch: pytest.MonkeyPatch, params: PrepareParams) -> None:
+    """The damage is in the third block."""
+    block = 10_000  # above the 8,192 bytes that Python decodes at a time
+    monkeypatch.setattr(text_portions, "BLOCK", block)
+    Path("a.txt").write_bytes(b"a word " * 4000 + b"\xff")
+    Path("b.txt").write_text("after")
+    index = run(replace(params, val_fraction=0.0, on_error="skip"), names=["a.txt", "b.txt"])
+    assert index["splits"]["train"]["documents"] == 2
+    assert index["splits"]["train"]["bytes"] > 2 * block - 100
+
+
 @pytest.mark.parametrize("separator", ["---", "\n---\n", "\n\n"])
 @pytest.mark.parametrize("block", [3, 5, 8])
 def test_line_breaks_around_separators_belong_to_no_document(

@@ -27,17 +27,17 @@ def read_portions(file: io.TextIOBase, separator: str) -> Iterator[Portion]:
         separator: text between two documents; empty: the file is one document, including its line breaks.
     """
     if not separator:
-        return _in_blocks(_whole(file))
+        return _whole(file)
     return _in_blocks(_without_outer_breaks(_separated(file, separator)))
 
 
 def _whole(file: io.TextIOBase) -> Iterator[Portion]:
-    """Yield the text as one document."""
+    """Yield the text as one document; each block is yielded before the next is read, which may be damaged."""
     block = file.read(BLOCK)
-    while block:
+    while len(block) == BLOCK:
         yield Portion(block, is_last=False)
         block = file.read(BLOCK)
-    yield Portion("", is_last=True)
+    yield Portion(block, is_last=True)
 
 
 def _separated(file: io.TextIOBase, separator: str) -> Iterator[Portion]:
