@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,25 @@ def test_pairs_are_found_by_their_starts() -> None:
     rows = Windows(pairs, np.array([30, 2, 30]), 16)[:]
     np.testing.assert_array_equal(rows["reference_log_p"], log_p_N2[[2, 0, 2]])
     np.testing.assert_array_equal(rows["windows"], data.train.windows(np.array([30, 2, 30]), 16))
+
+
+@pytest.mark.parametrize("start", [0, 3, 31])
+def test_pairs_without_log_probabilities_are_not_found(start: int) -> None:
+    data = open_data(small_config(), load("base").tokenizer)
+    pairs = ReferencedPairs(data.train, np.array([2, 5, 30]), np.zeros((3, 2), np.float32))
+    with pytest.raises(AssertionError, match="a pair without log probabilities"):
+        pairs.windows(np.array([5, start]), 16)
+
+
+def test_a_batch_is_found_without_reading_all_starts() -> None:
+    """The starts of a mixture are far apart. Sorting 2^20 of them takes 0.1 seconds, and each step reads a batch."""
+    data = open_data(small_config(), load("base").tokenizer)
+    starts_N = np.append([2, 5], np.arange(1, 2**20) * 1000)
+    pairs = ReferencedPairs(data.train, starts_N, np.zeros((len(starts_N), 2), np.float32))
+    begin = time.process_time()
+    for _ in range(5):
+        pairs.windows(np.full(64, 5), 16)
+    assert time.process_time() - begin < 0.1
 
 
 def test_the_order_of_first_uses_does_not_depend_on_the_length_of_the_run() -> None:
