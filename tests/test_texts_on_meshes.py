@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from texts_in_processes import texts
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.lm import LM, engine, generate, score
-from jaxgpt.lm.mesh_part import part_length
+from jaxgpt.lm.mesh_part import one_copy, part_length
+from jaxgpt.parallel.rules import AXES
 from jaxgpt.trainer.build import build
 
 
@@ -99,6 +101,19 @@ def test_a_part_of_a_mesh_is_the_fewest_complete_processes() -> None:
     assert length([0, 1], [2, 3]) == 1, "two processes hold the weights together"
     assert length([0, 1, 2, 3]) == 1
     assert length([0], [1], [0], [1]) == 4, "no part has complete processes"
+
+
+@pytest.mark.parametrize("axes", [AXES, AXES[::-1]], ids=["data first", "data last"])
+def test_a_copy_of_the_weights_is_found_in_a_mesh_of_any_order(axes: tuple[str, ...]) -> None:
+    sizes = {"data": 2, "tensor": 2}
+    devices = np.array(jax.devices()[:4]).reshape([sizes.get(axis, 1) for axis in axes])
+    x_VD = np.arange(12, dtype=np.float32).reshape(6, 2)
+    sharded = jax.device_put(x_VD, NamedSharding(Mesh(devices, axes), PartitionSpec("tensor")))
+
+    copy = one_copy(LM(Config(), {"x": sharded}, CharTokenizer("a")))
+    assert len(copy.params["x"].sharding.device_set) == 2
+    assert copy.params["x"].sharding.mesh.axis_names == axes
+    np.testing.assert_array_equal(copy.params["x"], x_VD)
 
 
 # The largest arrays are the matrices of the MLP.

@@ -67,9 +67,8 @@ def one_copy(lm: LM) -> LM:
 
 
 def _data_first(mesh: Mesh) -> np.ndarray:
-    """Return the devices of a mesh, whose first axis is `data`."""
-    assert mesh.axis_names[0] == "data"
-    return mesh.devices
+    """Return the devices of a mesh, with the axis `data` first; the mesh may have its axes in any order."""
+    return np.moveaxis(mesh.devices, mesh.axis_names.index("data"), 0)
 
 
 def part_length(processes: np.ndarray) -> int:
@@ -97,10 +96,16 @@ def _is_divided_over_data(lm: LM) -> bool:
 
 
 def _on_devices(lm: LM, devices: np.ndarray) -> LM:
-    """Return the model on some devices of its mesh, which together hold all weights. The weights are not copied."""
+    """Return the model on some devices of its mesh, which together hold all weights. The weights are not copied.
+
+    Args:
+        lm: the model.
+        devices: the devices, in the order of `_data_first`.
+    """
     mesh = mesh_of(lm)
     assert mesh is not None
-    part = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    in_order = np.moveaxis(devices, 0, mesh.axis_names.index("data"))
+    part = Mesh(in_order, mesh.axis_names, axis_types=mesh.axis_types)
 
     def view(x: jax.Array) -> jax.Array:
         assert isinstance(x.sharding, NamedSharding)
