@@ -34,10 +34,11 @@ class TensorBoard:
     at_once = 1000
 
     page: Page
-    file: EventFile | None = None  # created with the first row: its name contains the time of the row
+    file: EventFile | None  # created with the first row: its name contains the time of the row
 
     def open(self, page: Page, mark: str) -> int | None:
         self.page = page
+        self.file = None
         if not mark:
             return None
         # Records after this size were written by a follower that was killed before it recorded their position.

@@ -72,6 +72,15 @@ def test_a_package_is_imported_only_to_open_a_page(monkeypatch: pytest.MonkeyPat
     )
 
 
+def test_a_tracker_follows_several_runs() -> None:
+    tracker = tracker_of("tensorboard")
+    for name in ("first", "second"):
+        write(range(3))
+        RUN.rename(name)
+        assert follow(Path(name), tracker)[:2] == (4, "finished")
+        assert len(list(Path(name, "trackers/tensorboard").glob("events.out.tfevents.*"))) == 1
+
+
 # What each package stores is read back after a run that stops, and a second follower after the run is resumed.
 LOSSES = [(step, 1 / (step + 1)) for step in range(20)]
 VALIDATION = [(10, 2.0), (20, 2.0)]
