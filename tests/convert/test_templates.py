@@ -14,6 +14,7 @@ from test_chat import TEMPLATE, VARIABLE, talker
 import jaxgpt
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import export_model as export_module
+from jaxgpt.convert import probes
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.exported_tokens import exported_special_tokens
 from jaxgpt.convert.gguf import describe as gguf_describe
@@ -35,7 +36,7 @@ THINK = TEMPLATE.replace(
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the comparison of logits, which compiles two models."""
     monkeypatch.setattr(export_module, "probe_logits", lambda config, params: np.zeros(3))
-    monkeypatch.setattr(export_module, "reread_logits", lambda path: np.zeros(3))
+    monkeypatch.setattr(probes, "probe_logits", lambda config, params: np.zeros(3))
 
 
 def tuned(template: Any, variables: str, **names: str) -> LM:
