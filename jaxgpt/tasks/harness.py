@@ -102,7 +102,8 @@ class TaskModel(TemplateLM):
         text = template.render(messages, add_generation_prompt=add_generation_prompt).text
         if add_generation_prompt:
             return text
-        end = _end_of_content(text, messages[-1]["content"], _text_after_content(template, messages))
+        after = _text_after_content(template, messages)
+        end = None if after is None else _end_of_content(text, messages[-1]["content"], after)
         if end is None:
             raise UserError(
                 f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "
@@ -119,13 +120,13 @@ class TaskModel(TemplateLM):
         return form.template
 
 
-def _text_after_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the text after the content of the last message, such as <|im_end|>; "" if the content is not in the text."""
+def _text_after_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str | None:
+    """Return the text after the content of the last message, such as <|im_end|>; None: the text does not have the content."""
     *before, last = messages
     placeholder = {**last, "content": PLACEHOLDER}
     text = template.render([*before, placeholder], add_generation_prompt=False).text
     _, found, after = text.rpartition(PLACEHOLDER)
-    return after if found else ""
+    return after if found else None
 
 
 def _end_of_content(text: str, content: str, after: str) -> int | None:

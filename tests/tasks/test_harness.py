@@ -328,3 +328,18 @@ def test_a_template_that_rewrites_the_last_message_raises_one_line() -> None:
     messages = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "The sum is"}]
     with pytest.raises(UserError, match="the chat template of runs/loud rewrites the last message"):
         TaskModel(lm).apply_chat_template(messages, add_generation_prompt=False)
+
+
+def test_an_earlier_text_is_not_the_last_message() -> None:
+    """If the template drops the last message, an equal text before it does not end the prompt."""
+    pytest.importorskip("lm_eval", reason="tasks need lm-evaluation-harness: pip install 'jaxgpt[eval]'")
+    from jaxgpt.tasks.harness import TaskModel
+
+    tokenizer = make_tokenizer("byte", "", 0, 256)
+    tokenizer.special = SpecialTokens(
+        {}, {"chat_template": "{% for each in messages[:1] %}{{ each.content }}{% endfor %}"}
+    )
+    lm = lm_of("llama", block_size=64, vocab_size=256)._replace(tokenizer=tokenizer)
+    messages = [{"role": "user", "content": "yes or no?"}, {"role": "assistant", "content": "yes"}]
+    with pytest.raises(UserError, match="rewrites the last message"):
+        TaskModel(lm).apply_chat_template(messages, add_generation_prompt=False)
