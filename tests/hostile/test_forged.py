@@ -77,6 +77,9 @@ def test_no_code_runs_what_it_reads(path: Path) -> None:
     for node in nodes(path.read_text()):
         if isinstance(node, ast.Import):
             assert not {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES
+            assert all(
+                alias.name == "yaml" and not alias.asname for alias in node.names if alias.name.startswith("yaml")
+            )
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] not in {"yaml", *UNSAFE_MODULES}
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "yaml":
