@@ -45,10 +45,10 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     Args:
         target: preset, run, or path of the data; may be omitted with --data.path or --data.mix
     """
-    from jaxgpt.checkpoint.run import open_run
-
     is_run = _is_run(target)
     config = _report_config(_base(target, settings), settings, is_run)
+    from jaxgpt.checkpoint.run import open_run
+
     name = target or config.data.path or " ".join(config.data.mix)
     run = open_run(Path(target)) if is_run else None
     with progress("tokenizing") as activity:

@@ -112,11 +112,13 @@ def _start(options: TrainOptions, printer: RunPrinter) -> Start | None:
 
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
     """Return the training job that continues a run, or None if the run is finished."""
+    from jaxgpt.checkpoint.index import kept_checkpoint_message
     from jaxgpt.post.start import with_objective
     from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.finished import prune_finished, why_finished
     from jaxgpt.trainer.start import Start
 
+    set_advice(lambda: kept_checkpoint_message(run.checkpoints))
     config = resumed_config(options)
     if options.is_path and not options.source:
         ignored = ignored_settings(options.base, config, options.settings)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import TEXT, Result, comparable, flags, jaxgpt
@@ -150,6 +151,15 @@ def test_info_prints_no_windows_if_every_evaluation_has_all(run: Path) -> None:
     (run / "config.json").write_text(json.dumps(settings))
     assert jaxgpt("info", "run", "--json").json["run"]["windows"] == 0
     assert " windows" not in jaxgpt("info", "run").out
+
+
+def test_an_interrupt_before_the_first_step_names_what_is_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a new run has written nothing."""
+    monkeypatch.setattr("jaxgpt.trainer.loop.train", MagicMock(side_effect=KeyboardInterrupt))
+    resumed = resume("run", "--train.steps", "20")
+    assert (resumed.code, resumed.err) == (130, "jaxgpt: interrupted: the checkpoint of step 4 is kept\n")
+    new = jaxgpt("train", "run", "--out", "new")
+    assert new.err.endswith("jaxgpt: interrupted: nothing has been written yet\n")
 
 
 def test_a_finished_run_has_nothing_to_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
