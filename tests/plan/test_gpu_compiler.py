@@ -88,7 +88,9 @@ def test_a_decode_step_reads_the_weights_as_they_are_and_updates_the_cache_in_pl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts: list[str] = []
-    monkeypatch.setattr("jaxgpt.plan.compiled.read_program", lambda text: texts.append(text) or read_program(text))
+    monkeypatch.setattr(
+        "jaxgpt.plan.compiled.read_program", lambda text, mesh: texts.append(text) or read_program(text, mesh)
+    )
     monkeypatch.setattr("jaxgpt.plan.compiled.QUICK", {})
     run = config(1)
     compile_decode(run, H100)
