@@ -80,9 +80,8 @@ def exit_process(code: int) -> NoReturn:
         sys.exit(code)
     sys.stdout.flush()
     if is_leader() and jax.distributed.is_initialized():
-        time.sleep(
-            LAST_WORDS
-        )  # XLA ends the other processes when process 0 exits, before they have printed their error
+        # XLA ends the other processes when process 0 exits, before they have printed their error.
+        time.sleep(LAST_WORDS)
     os._exit(code)
 
 

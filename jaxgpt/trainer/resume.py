@@ -11,14 +11,8 @@ from jaxgpt.data_files import place_of
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.listing import RECORDS
 
-KEPT = (
-    "model.",
-    "data.",
-    "lora.",
-    "post.",
-    "optim.name",
-    "train.eval_windows",
-)  # prefixes of the names of settings that a resumed run keeps; `_may_change` has the exceptions
+# Prefixes of the names of settings that a resumed run keeps; `_may_change` has the exceptions.
+KEPT = ("model.", "data.", "lora.", "post.", "optim.name", "train.eval_windows")
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:
