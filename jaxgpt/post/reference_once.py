@@ -48,8 +48,8 @@ class ReferenceOnce(FeedOfSettings):
     probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With
     adapters, the reference is their base, which training keeps.
 
-    Pairs are computed in the order of their first use in the run, in microbatches, so a resumed run computes
-    bit-for-bit equal values. After a signal, the run stops at the next microbatch, and a resumed run computes all
+    Pairs are computed in microbatches, in the order of their first use in the run (`used_microbatches`). If the
+    microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next microbatch, and a resumed run computes all
     microbatches again.
 
     Args:
