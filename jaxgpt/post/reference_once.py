@@ -49,8 +49,8 @@ class ReferenceOnce(FeedOfSettings):
     adapters, the reference is their base, which training keeps.
 
     Pairs are computed in microbatches, in the order of their first use in the run (`used_microbatches`). If the
-    microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next microbatch, and a resumed run computes all
-    microbatches again.
+    microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next
+    microbatch, and a resumed run computes all microbatches again.
 
     Args:
         build: function from a config to a program, `post.start.build_program`.
