@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt.config import Config, TrainConfig
-from jaxgpt.data import Data, Packed, Preferences, PromptSplit, Split
+from jaxgpt.data import Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import decode_texts
 from jaxgpt.errors import UserError
@@ -23,26 +23,6 @@ WORDS = 4  # maximum number of words of the default prompt
 LETTERS = 40  # maximum number of characters of the default prompt
 
 
-def first_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> list[int]:
-    """Return the ids of `train.prompt`; if they exceed the context, truncate them to half its length.
-
-    The default prompt consists of the first words of a line of the validation data. For conversations, preference pairs and
-    prompts, the default is the text before the first answer. `bos_ids`: beginning-of-text ids that the data record.
-    """
-    prompt = config.train.prompt
-    if prompt == TrainConfig.prompt:
-        if isinstance(split, Packed | Preferences | PromptSplit):
-            before_target = split.prompt()
-            if len(before_target):
-                return before_target.tolist()
-        prompt = _first_words(tokenizer, split, bos_ids)
-    encoded = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
-    context = config.model.block_size
-    if len(encoded) <= context:
-        return encoded
-    return encoded[: max(context // 2, 1)]
-
-
 def check_prompt(config: Config, tokenizer: Tokenizer) -> None:
     """Raise `UserError` if the final sample needs `train.prompt`, and the tokenizer cannot encode it."""
     train = config.train
@@ -52,6 +32,53 @@ def check_prompt(config: Config, tokenizer: Tokenizer) -> None:
         encode_prompt(tokenizer, tokenizer.vocab_size, train.prompt)
     except UserError as e:
         raise UserError(f"train.prompt: {e}") from None
+
+
+class FinalPrompt(NamedTuple):
+    """The prompt of the final sample.
+
+    Attributes:
+        ids: ids of the prompt, with the beginning-of-text ids of the tokenizer.
+        text: text of the prompt, without the beginning of text: the value of `jaxgpt sample --prompt`.
+        answer: the answer to the prompt in the data; "": the data have no answer to this prompt.
+    """
+
+    ids: list[int]
+    text: str
+    answer: str
+
+
+def final_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> FinalPrompt:
+    """Return the prompt of `train.prompt`; if it exceeds the context, truncate it to half its length.
+
+    For conversations, preference pairs and prompts, the default is the text before the first answer, never truncated. For
+    other data, or if this text is empty, the default consists of the first words of a line of the validation data.
+
+    Args:
+        config: settings of the run.
+        tokenizer: tokenizer of the run.
+        split: validation data.
+        bos_ids: beginning-of-text ids that the data record.
+
+    Raises:
+        UserError: if the tokenizer cannot encode the prompt.
+    """
+    prompt = config.train.prompt
+    is_default = prompt == TrainConfig.prompt
+    if is_default and isinstance(split, Packed | Preferences | PromptSplit):
+        ids = split.prompt().tolist()
+        if ids:
+            text = tokenizer.decode(without_bos(tokenizer, ids))
+            return FinalPrompt(ids, text, answer=tokenizer.decode(split.answer()))
+    if is_default:
+        prompt = _first_words(tokenizer, split, bos_ids)
+
+    ids = encode_prompt(tokenizer, tokenizer.vocab_size, prompt)
+    context = config.model.block_size
+    if len(ids) > context:
+        ids = ids[: max(context // 2, 1)]
+    text = tokenizer.decode(without_bos(tokenizer, ids))
+    return FinalPrompt(ids, text, answer="")
 
 
 def _first_words(tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int]) -> str:
@@ -71,24 +98,15 @@ def without_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return ids[len(bos) :] if ids[: len(bos)] == bos else ids
 
 
-def final_sample(program: Program, tokenizer: Tokenizer, params: Any, ids: list[int]) -> str:
+def final_sample(program: Program, tokenizer: Tokenizer, params: Any, prompt: FinalPrompt) -> str:
     """Return the text of a prompt and its sampled continuation."""
     config = program.config
     lm = one_copy(LM(config, params, tokenizer))
     tokens = config.train.sample_tokens
     if config.model.positions != "rope":
-        tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)
-    [out] = generate(lm, [ids or ""], max_new_tokens=tokens, key=config.train.seed)
-    return tokenizer.decode([*without_bos(tokenizer, ids), *out.ids])
-
-
-def sample_end(config: Config, data: Data) -> str:
-    """Return the line after the sample; for conversations, pairs and prompts, it contains the answer in the data."""
-    val = data.val
-    if config.train.prompt != TrainConfig.prompt or not isinstance(val, Packed | Preferences | PromptSplit):
-        return "---"
-    answer = data.tokenizer.decode(val.answer())
-    return f"--- the data continue with {answer!r} ---" if answer else "---"
+        tokens = min(tokens, config.model.block_size - max(len(prompt.ids), 1) + 1)
+    [out] = generate(lm, [prompt.ids or ""], max_new_tokens=tokens, key=config.train.seed)
+    return tokenizer.decode([*without_bos(tokenizer, prompt.ids), *out.ids])
 
 
 def sample_command(run: Path, prompt: str) -> str:

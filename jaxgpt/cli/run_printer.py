@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
-from jaxgpt.cli.final_sample import check_prompt, final_sample, first_prompt, sample_end, without_bos
+from jaxgpt.cli.final_sample import FinalPrompt, check_prompt, final_prompt, final_sample
 from jaxgpt.cli.introduction import introduction
 from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
 from jaxgpt.cli.run_summary import run_summary, update_baselines
@@ -131,28 +131,33 @@ class RunPrinter(Listener):
             without = f"no lower validation loss in {train.patience} evaluations (--train.patience)"
             self.note(f"stopped early at step {outcome.step}: {without}")
 
-        prompt = self._print_sample(outcome)  # in all processes: each may hold only part of the weights
+        prompt = self._prompt()
+        if prompt and train.sample_tokens:
+            self._print_sample(outcome, prompt)  # in all processes: each may hold only part of the weights
         if is_leader():
-            self.console.write(aligned(run_summary(self.run, self.data, prompt)))
+            self.console.write(aligned(run_summary(self.run, self.data, prompt.text if prompt else "")))
 
-    def _print_sample(self, outcome: Outcome) -> str:
-        """Print a sample, unless `train.sample_tokens` is 0, and return its prompt."""
+    def _prompt(self) -> FinalPrompt | None:
+        """Return the prompt of the sample and of the next command; None: it cannot be encoded."""
         config = self.program.config
-        tokenizer = self.data.tokenizer
-        prompt = ""
         try:
-            ids = first_prompt(config, tokenizer, self.data.val, self.data.bos_ids)
-            prompt = tokenizer.decode(without_bos(tokenizer, ids))
-            if config.train.sample_tokens:
-                params = self.program.weights(outcome.state.eval_params)
-                with progress("compiling the sampler, and sampling"):
-                    text = final_sample(self.program, tokenizer, params, ids)
-                end = sample_end(config, self.data)
-                self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n{end}\n")
-        except UserError as e:  # for example, out of memory, which must not fail a complete run
+            return final_prompt(config, self.data.tokenizer, self.data.val, self.data.bos_ids)
+        except UserError as e:
             if config.train.sample_tokens:
                 self.note(f"cannot sample: {e}")
-        return prompt
+            return None
+
+    def _print_sample(self, outcome: Outcome, prompt: FinalPrompt) -> None:
+        """Print a sample and the answer in the data, if any; print a note if sampling fails."""
+        try:
+            params = self.program.weights(outcome.state.eval_params)
+            with progress("compiling the sampler, and sampling"):
+                text = final_sample(self.program, self.data.tokenizer, params, prompt)
+        except UserError as e:  # for example, out of memory, which must not fail a complete run
+            self.note(f"cannot sample: {e}")
+            return
+        end = f"--- the data continue with {prompt.answer!r} ---" if prompt.answer else "---"
+        self.console.write(f"\n--- a sample, after {prompt.text!r} ---\n{text}\n{end}\n")
 
     def _line(self) -> str:
         """Return the progress line; called by the thread that shows it."""

@@ -14,10 +14,12 @@ from folders import LLAMA, SMALL, TEXT, run_folder
 from helpers import jaxgpt, parsed
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli.final_sample import first_prompt, sample_command
+from jaxgpt.cli.final_sample import FinalPrompt, final_prompt, sample_command
 from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.config_json import from_json, to_json
+from jaxgpt.data.chat.encoding import Conversation
+from jaxgpt.data.preferences import Preference, Preferences
 from jaxgpt.data.tokenizers.base import CharTokenizer, Tokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokens import Tokens
@@ -238,14 +240,14 @@ def test_the_preset_name_in_a_file_is_not_a_path() -> None:
     assert named_config("config.json") == replace(from_json("{}"), preset="custom")
 
 
-def prompt_ids(kind: str, prompt: str) -> tuple[Tokenizer, list[int]]:
-    """Return a tokenizer, and the ids of `train.prompt` that a run with it samples from."""
+def prompt_of(kind: str, prompt: str) -> tuple[Tokenizer, FinalPrompt]:
+    """Return a tokenizer, and the prompt that a run with it and with `train.prompt` samples from."""
     text = NUMBERS if kind == "ids" else LINES
     tokenizer = make_tokenizer(kind, text, 0, 20)
     validation = Tokens([np.asarray(tokenizer.encode(text))])
     model = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=CONTEXT)
     config = Config(model=model, train=TrainConfig(prompt=prompt))
-    return tokenizer, first_prompt(config, tokenizer, validation)
+    return tokenizer, final_prompt(config, tokenizer, validation)
 
 
 # The default prompt is "\n": the first words of a line of the validation data.
@@ -269,11 +271,11 @@ def prompt_ids(kind: str, prompt: str) -> tuple[Tokenizer, list[int]]:
     ],
 )
 def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str, expected: str) -> None:
-    tokenizer, ids = prompt_ids(kind, prompt)
+    tokenizer, (ids, chosen, answer) = prompt_of(kind, prompt)
     assert len(ids) <= CONTEXT
-    chosen = tokenizer.decode(ids)
-    assert chosen == expected
+    assert chosen == tokenizer.decode(ids) == expected
     assert tokenizer.encode(chosen).tolist() == ids
+    assert answer == ""
 
     _, _, *words = shlex.split(sample_command(Path("my run"), chosen))
     arguments = parsed("sample", *words)
@@ -291,4 +293,17 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str, expe
 )
 def test_a_prompt_outside_the_vocabulary_raises(kind: str, prompt: str) -> None:
     with pytest.raises(UserError, match="is not"):
-        prompt_ids(kind, prompt)
+        prompt_of(kind, prompt)
+
+
+def test_the_data_continue_only_the_prompt_of_their_first_record() -> None:
+    """A record with an empty prompt, and no beginning-of-text token, begins with its answer: the sample needs other words."""
+    tokenizer = make_tokenizer("byte", LINES, 0, 20)
+    config = Config(model=ModelConfig(vocab_size=tokenizer.vocab_size, block_size=CONTEXT), train=TrainConfig())
+    ids = np.asarray(tokenizer.encode("Hi! bye"))
+    is_answer = np.arange(len(ids)) >= 4
+    prompts = []
+    for is_target in (is_answer, np.ones(len(ids), bool)):
+        split = Preferences([Preference(Conversation(ids, is_target), Conversation(ids, is_target))])
+        prompts.append(final_prompt(config, tokenizer, split))
+    assert [(prompt.text, prompt.answer) for prompt in prompts] == [("Hi! ", "bye"), ("bye", "")]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from jaxgpt.cli.final_sample import first_prompt, without_bos
+from jaxgpt.cli.final_sample import final_prompt, without_bos
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.config_json import from_json, to_json
 from jaxgpt.data import open_data
@@ -283,9 +283,9 @@ def test_the_sample_at_the_end_of_training_begins_as_the_command_that_is_printed
     tokenizer = byte_tokenizer(START)
     config = text_config(tmp_path / "a.txt", tmp_path)
     config = replace(config, train=replace(config.train, prompt="the"))
-    ids = first_prompt(config, tokenizer, open_data(config, tokenizer).val)
-    assert ids == encode_prompt(tokenizer, tokenizer.vocab_size, "the") == [BOS, *tokenizer.encode("the")]
-    assert tokenizer.decode(without_bos(tokenizer, ids)) == "the"
+    prompt = final_prompt(config, tokenizer, open_data(config, tokenizer).val)
+    assert prompt.ids == encode_prompt(tokenizer, tokenizer.vocab_size, "the") == [BOS, *tokenizer.encode("the")]
+    assert tokenizer.decode(without_bos(tokenizer, prompt.ids)) == prompt.text == "the"
 
 
 def prepared(tmp_path: Path, bos: Any = "auto") -> tuple[Path, Path, list[str]]:
@@ -350,5 +350,5 @@ def test_the_default_prompt_has_the_beginning_of_text_token_once(tmp_path: Path)
     config = text_config(out, folder)
     data = open_data(config)
     data_of_one_line = Tokens([np.array([END, BOS, *data.tokenizer.encode("one line only")])])
-    ids = first_prompt(config, data.tokenizer, data_of_one_line, data.bos_ids)
-    assert ids == [BOS, *data.tokenizer.encode("one line only")]
+    prompt = final_prompt(config, data.tokenizer, data_of_one_line, data.bos_ids)
+    assert prompt.ids == [BOS, *data.tokenizer.encode("one line only")]
