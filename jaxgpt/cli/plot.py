@@ -74,27 +74,27 @@ def plot(
 
     ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
     print(table(recorded, ratios))
-    groups = groups_of_seeds(recorded)
-    if groups:
-        print(groups)
+    print_seed_groups(recorded)
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
 
-def groups_of_seeds(runs: Mapping[str, RecordedRun]) -> str:
-    """Describe groups of runs that differ only in their seed, as `jaxgpt compare` does; "" if every group has one run.
+def print_seed_groups(runs: Mapping[str, RecordedRun]) -> None:
+    """Print the comparison of `jaxgpt compare`, or a note with the reason for no comparison.
 
-    Runs that `jaxgpt compare` would reject, such as unfinished runs, have no groups.
+    Prints nothing unless at least two runs differ only in their seed.
     """
     from jaxgpt.cli.compare import describe, seed_groups
+    from jaxgpt.study.seeds import has_seeds
 
+    if not has_seeds(run.settings for run in runs.values()):
+        return
     try:
         groups = seed_groups(runs)
-    except UserError:
-        return ""
-    if all(len(group.losses) == 1 for group in groups):
-        return ""
-    return describe(groups)
+    except UserError as e:  # for example, a run has not finished, or evaluation.json is damaged
+        note(f"seeds are not compared: {e}")
+        return
+    print(describe(groups))
 
 
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +73,14 @@ def final_evaluation(name: str, lines: Sequence[Mapping[str, Any]], steps: int) 
     return last
 
 
+def has_seeds(settings: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether any two runs with these settings differ only in their seed."""
+    runs = [(values["train.seed"], _compared(values)) for values in settings]
+    return any(
+        seed != other_seed and compared == other for (seed, compared), (other_seed, other) in combinations(runs, 2)
+    )
+
+
 def group_runs(
     settings: Mapping[str, Mapping[str, Any]],
     losses: Mapping[str, float],
@@ -87,9 +96,7 @@ def group_runs(
     Raises:
         UserError: if two runs have equal settings and seeds, so that their losses are not independent.
     """
-    compared = {}
-    for run, values in settings.items():
-        compared[run] = {name: value for name, value in values.items() if name not in NOT_COMPARED}
+    compared = {run: _compared(values) for run, values in settings.items()}
     first = next(iter(compared.values()))
     differ = [name for name in first if any(values[name] != first[name] for values in compared.values())]
 
@@ -108,6 +115,11 @@ def group_runs(
         )
         groups.append(group)
     return sorted(groups, key=lambda group: group.mean)
+
+
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are equal within a group."""
+    return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -394,4 +394,18 @@ def test_runs_that_are_not_comparable_are_one_line(other: dict[str, Any], messag
     result = jaxgpt("compare", "a", "b")
     assert (result.code, result.out) == (2, "")
     assert message in result.err
-    assert jaxgpt("plot", "a", "b").code in (0, 2)
+
+    plotted = jaxgpt("plot", "a", "b")
+    assert plotted.code == 0
+    note = f"jaxgpt: seeds are not compared: {message}"
+    assert plotted.err.startswith(note if other["seed"] == 2 else ""), plotted.err
+
+
+def test_a_plot_reports_a_damaged_record_of_windows() -> None:
+    for seed, name in enumerate("ab"):
+        write_run(name, seed, 1.0)
+    Path("a/evaluation.json").write_text("{")
+    plotted = jaxgpt("plot", "a", "b")
+    assert plotted.code == 0
+    assert plotted.err.startswith("jaxgpt: seeds are not compared: a/evaluation.json is"), plotted.err
+    assert "delete it" in plotted.err
