@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from jaxgpt.cli.memorized import find_in_training, memorized_text, open_training_data
 from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
-from jaxgpt.cli.output import aligned, note, note_sampling, print_json, progress
+from jaxgpt.cli.output import note, note_sampling, print_json, progress
 from jaxgpt.config import BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 from jaxgpt.options import SEED
 
 if TYPE_CHECKING:
-    from jaxgpt.data import Data
     from jaxgpt.lm import LM, Generation
-    from jaxgpt.progress import Progress
     from jaxgpt.report.memorized import TrainingSpans
 
 
@@ -61,45 +59,47 @@ def sample(
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)
-    data: Data | None = None
-    if check_memorized:
-        with progress("tokenizing") as activity:
-            data = _training_data(lm, run, checkpoint, activity)
+    data = open_training_data(lm, run, checkpoint) if check_memorized else None
 
-    inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or "" for each in prompts]
-    settings: dict[str, Any] = asdict(text) | {"key": seed} | sampling
+    new_text = ""  # an empty list of ids is not a prompt
+    inputs = [encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special) or new_text for each in prompts]
     note_sampling(lm, sampling, () if beams.num_beams == 1 else BEAMS_REJECT)
+    settings: dict[str, Any] = {"key": seed, **asdict(text), **sampling}
     if stream:
         generations = [_stream(lm, prompts[0], inputs[0], settings)]
     else:
         with progress("sampling") as activity:
             generations = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     note(f"sampled from {lm.source}")
+    found = find_in_training(generations, data) if data is not None else None
 
     repeated = [each for each in prompts for _ in range(beams.num_return_sequences)]
-    samples = list(zip(repeated, generations, strict=True))
-    found = None if data is None else _find_memorized(generations, data)
+    samples = [Sample(*pair) for pair in zip(repeated, generations, strict=True)]
     if json:
         print_json({"run": run, "model": lm.source, **_to_json(samples, found)})
         return 0
     if not stream:
-        print("\n---\n".join(each + generation.text for each, generation in samples))
+        print("\n---\n".join(each.text for each in samples))
     if found:
-        _print_memorized(found)
+        print(f"---\n{memorized_text(found)}")
     return 0
 
 
-def _find_memorized(generations: Sequence[Generation], data: Data) -> TrainingSpans:
-    """Find the samples in the training data."""
-    from jaxgpt.report.memorized import find_memorized
+class Sample(NamedTuple):
+    """A prompt, as on the command line, and a generated continuation."""
 
-    with progress("searching the training data") as activity:
-        return find_memorized([generation.ids for generation in generations], data, activity)
+    prompt: str
+    generation: Generation
+
+    @property
+    def text(self) -> str:
+        """The prompt with its continuation."""
+        return self.prompt + self.generation.text
 
 
-def _to_json(samples: Sequence[tuple[str, Generation]], found: TrainingSpans | None) -> dict[str, Any]:
-    """Return samples, each a prompt and its continuation, as values for JSON."""
-    rows: list[dict[str, Any]] = [{"prompt": prompt, **generation._asdict()} for prompt, generation in samples]
+def _to_json(samples: Sequence[Sample], found: TrainingSpans | None) -> dict[str, Any]:
+    """Return samples as values for JSON, with their spans in the training data, if the spans were found."""
+    rows: list[dict[str, Any]] = [{"prompt": each.prompt, **each.generation._asdict()} for each in samples]
     if found is None:
         return {"samples": rows}
     for row, span in zip(rows, found.spans, strict=True):
@@ -107,41 +107,15 @@ def _to_json(samples: Sequence[tuple[str, Generation]], found: TrainingSpans | N
     return {"samples": rows, "validation_tokens": found.validation}
 
 
-def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
-    """Open the data that a run has used up to a checkpoint; raise `UserError` if they have changed since."""
-    from jaxgpt.checkpoint.data import open_run_data
-    from jaxgpt.checkpoint.index import info_of
-    from jaxgpt.checkpoint.run import Run
+def _stream(lm: LM, prompt: str, encoded: list[int] | str, settings: Mapping[str, Any]) -> Generation:
+    """Print a prompt, and its continuation as it is generated; return the continuation.
 
-    data = lm.config.data
-    if data.dataset == "none" and not (data.path or data.mix):
-        raise UserError(f"--check-memorized does not apply to {target}: the run has no record of its training data")
-    run = Run(Path(target))
-    info = info_of(run, checkpoint)
-    config = replace(lm.config, data=data.with_mixtures_before(info.tokens))
-    _, opened, change = open_run_data(run, info, config, lm.tokenizer, progress)
-    if change:
-        raise UserError(f"{change}; restore it")
-    return opened
-
-
-def _print_memorized(found: TrainingSpans) -> None:
-    """Print the longest span of each sample in the training data, and the median of validation texts."""
-    from jaxgpt.report.memorized import PIECES
-
-    print("---")
-    for number, span in enumerate(found.spans, 1):
-        size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
-        print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no location'}")
-        texts = {"  text": span.text, "  before": span.before, "  after": span.after}
-        print(aligned({label: repr(text) for label, text in texts.items()}))
-    if found.validation is not None:
-        length = f"{found.validation:g} tokens"
-        print(f"median longest span of {PIECES} validation texts as long as the longest sample: {length}")
-
-
-def _stream(lm: LM, prompt: str, encoded: list[int] | str, settings: dict[str, Any]) -> Generation:
-    """Print a prompt and a sample as it is generated; return the sample. `encoded`: ids of the prompt; "": no prompt."""
+    Args:
+        lm: model.
+        prompt: text to print.
+        encoded: ids of the prompt; "": start a new text.
+        settings: keyword arguments of `jaxgpt.stream`.
+    """
     from jaxgpt.lm import stream
 
     done: Generation | None = None
