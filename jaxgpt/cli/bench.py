@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.checks import check_next_token
 from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
-from jaxgpt.cli.settings import check_next_token, named_config, with_settings, with_vocab
+from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 
 if TYPE_CHECKING:
     from jaxgpt.bench.results import BenchResults, DecodeResults, PeakRates, StartSeconds, StepResults

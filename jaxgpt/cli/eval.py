@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.options import Checkpoint, Count, Json, Weights, check_unused
+from jaxgpt.cli.checks import check_unused
+from jaxgpt.cli.options import Checkpoint, Count, Json, Weights
 
 
 def eval(

@@ -1,4 +1,4 @@
-"""Types of the options that several commands share, and of one option for each setting, for cyclopts.
+"""Types of the options that several commands share, and the option of each setting, for cyclopts.
 
 `--train.steps` is the setting `steps` of the section `train`; `--steps` is equivalent because `steps` is unique.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
@@ -23,7 +22,6 @@ from jaxgpt.config import (
     SamplingParams,
     TrainConfig,
 )
-from jaxgpt.errors import UserError
 from jaxgpt.settings import Section
 
 # The sections of settings. `TrainConfig` has the prefix "train": its field `steps` is the option --train.steps.
@@ -39,7 +37,7 @@ SECTIONS: tuple[type[Section], ...] = (
 
 
 def shown_default(default: Any) -> str | None:
-    """Format the default of an option; None: do not show it, because it is empty, 0 or False."""
+    """Format the default of an option for its help; None: the default is empty, 0 or False, and not shown."""
     if not default or default == ("",):
         return None
     return repr(default).strip("'")
@@ -54,7 +52,11 @@ ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
 
 
 def setting_options() -> dict[str, Any]:
-    """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}."""
+    """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}.
+
+    The types have no defaults: an omitted setting comes from a preset, a run or a file. `parse.PresetHelp` prints the values
+    of a preset.
+    """
     # `--steps` is unique if no other section has this setting, and no section has this name.
     count = Counter[str]()
     for section in SECTIONS:
@@ -70,17 +72,21 @@ def setting_options() -> dict[str, Any]:
             names = [option_name(setting)]
             if count[field.name] == 1:
                 names.append(option_name(field.name))
-            parameter = Parameter(name=names, help=field.metadata["help"], group=group, show_default=False)
+            parameter = Parameter(name=names, help=field.metadata["help"], group=group)
             options[setting] = Annotated[types[field.name], parameter, ON]
     return options
 
 
 def sampling_options() -> dict[str, Any]:
-    """Return the type of the option of each field of `SamplingParams`."""
+    """Return the type of the option of each field of `SamplingParams`, keyed by the field.
+
+    The types have no defaults: an omitted field comes from the model or, by default, from `SamplingParams`. The help shows the
+    default of `SamplingParams`.
+    """
     types = get_type_hints(SamplingParams)
     options = dict[str, Any]()
     for field in fields(SamplingParams):
-        parameter = Parameter(help=field.metadata["help"], show_default=shown_default(field.default) or False)
+        parameter = Parameter(help=field.metadata["help"], show_default=shown_default(field.default))
         options[field.name] = Annotated[types[field.name], parameter]
     return options
 
@@ -88,20 +94,6 @@ def sampling_options() -> dict[str, Any]:
 def option_name(setting: str) -> str:
     """Return the option of a setting: "train.batch_size" is --train.batch-size."""
     return f"--{setting.replace('_', '-')}"
-
-
-def check_unused(options: Mapping[str, Any], where: str) -> None:
-    """Raise `UserError` if one of these options, which have no effect `where` ("without --tasks"), has a value."""
-    for option, value in options.items():
-        if value:
-            raise UserError(f"{option} has no effect {where}: omit it")
-
-
-def full_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of an option without the short names of a setting."""
-    names = tuple(names)
-    dotted = tuple(name for name in names if "." in name)
-    return dotted or names
 
 
 # cyclopts reads the options of a command from the annotations of its function, so these types are built from the settings
@@ -112,7 +104,7 @@ if TYPE_CHECKING:
 else:
     # The settings on a command line, keyed by dotted name: {"train.steps": 10}.
     Settings = TypedDict("Settings", setting_options(), total=False)
-    # The fields of `SamplingParams` on a command line. Omitted fields come from the model or, by default, `SamplingParams`.
+    # The fields of `SamplingParams` on a command line, keyed by name: {"top_k": 50}.
     Sampling = TypedDict("Sampling", sampling_options(), total=False)
 
 GivenSettings = Annotated[Settings, FLAT]

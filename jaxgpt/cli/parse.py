@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import BoundArguments
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from rich.console import ConsoleOptions
 
 import jaxgpt
 from jaxgpt.cli.absent import other_program
-from jaxgpt.cli.options import EVERY, full_names, option_name, shown_default
+from jaxgpt.cli.options import EVERY, option_name, shown_default
 from jaxgpt.config import Config, flat
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -134,6 +134,13 @@ class PresetHelp:
             negative_names=full_names(entry.negative_names),
             default=self.defaults[name],
         )
+
+
+def full_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of an option without the short names of a setting."""
+    names = tuple(names)
+    dotted = tuple(name for name in names if "." in name)
+    return dotted or names
 
 
 def make_app(words: Sequence[str]) -> App:

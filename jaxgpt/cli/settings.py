@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, changes
+from jaxgpt.config import Config
 from jaxgpt.config_json import from_json
 from jaxgpt.data_settings import NAMED_TOKENIZERS
 from jaxgpt.errors import UserError, did_you_mean
@@ -98,26 +98,3 @@ def with_vocab(config: Config) -> Config:
     from jaxgpt.data.run_tokenizer import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))
-
-
-def check_next_token(config: Config, command: str) -> None:
-    """Raise `UserError` if a command that supports only language modeling has a different objective."""
-    if config.post.objective != "next-token":
-        raise UserError(
-            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit the "
-            f"objective"
-        )
-
-
-def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
-    """Return the names of the settings of a file that a resumed run ignores, because the run has different values.
-
-    Args:
-        file: settings of the file.
-        run: settings of the resumed run.
-        given: names of the settings on the command line, which the run uses.
-    """
-    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # by the data and the weights
-    if file.train.epochs:
-        determined |= {"train.steps", "train.epochs"}
-    return [name for name in changes(file, run) if name not in determined and name not in given]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.cli.settings import origin, with_settings
 from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, inherited_note, positions_in, unset_of_chats, with_weights
-from jaxgpt.config import Config, TrainConfig
+from jaxgpt.config import Config, TrainConfig, changes
 from jaxgpt.errors import UserError
 from jaxgpt.post_settings import DISTILLATION
 from jaxgpt.presets import PRESETS
@@ -194,3 +194,17 @@ def resumed_config(options: TrainOptions) -> Config:
     if settings.get("data.tokenizer") == old.data.tokenizer:
         del settings["data.tokenizer"]
     return with_settings(old, settings)
+
+
+def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
+    """Return the names of the settings of a file that a resumed run ignores, because the run has different values.
+
+    Args:
+        file: settings of the file.
+        run: settings of the resumed run.
+        given: names of the settings on the command line, which the run uses.
+    """
+    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # by the data and the weights
+    if file.train.epochs:
+        determined |= {"train.steps", "train.epochs"}
+    return [name for name in changes(file, run) if name not in determined and name not in given]

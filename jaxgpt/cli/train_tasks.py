@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxgpt.cli.options import check_unused
+from jaxgpt.cli.checks import check_unused
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,0 +1,30 @@
+"""Checks that several commands share: options without an effect, and objectives that a command does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
+
+
+def check_unused(options: Mapping[str, Any], where: str) -> None:
+    """Raise `UserError` if an option is set that has no effect.
+
+    Args:
+        options: value of each option, keyed by its name, such as --limit; an empty value, 0, False or None: not set.
+        where: reason for no effect, such as "without --tasks".
+    """
+    for option, value in options.items():
+        if value:
+            raise UserError(f"{option} has no effect {where}: omit it")
+
+
+def check_next_token(config: Config, command: str) -> None:
+    """Raise `UserError` if a command that supports only language modeling has a different objective."""
+    if config.post.objective != "next-token":
+        raise UserError(
+            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit the "
+            f"objective"
+        )
