@@ -131,9 +131,9 @@ def ranked_on(infos: Mapping[int, Info], step: int) -> tuple[str, str]:
     Older versions did not record the evaluator: it is assumed to be the evaluator of the last checkpoint.
     """
     info = infos[step]
-    ranking = info.ranking
+    ranking = info.ranked_by
     if ranking is None:
-        ranking = infos[max(infos)].ranking
+        ranking = infos[max(infos)].ranked_by
     return info.about.get("data", ""), ranking or ""
 
 

@@ -37,7 +37,7 @@ class Info:
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
 
     @property
-    def ranking(self) -> str | None:
+    def ranked_by(self) -> str | None:
         """Name of the evaluator given in Python that ranked the checkpoint; "": from the settings; None: not recorded."""
         return self._given("evaluators")
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.data import Batches, Data, Windows
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.prefetch import prefetched
@@ -40,6 +41,17 @@ class Feed(ABC):
     @abstractmethod
     def at(self, steps: range, state: TrainState | None) -> Sequence[Any]:
         """Return the batch of each step of a call; `state` is the state before the call if `reads_state`, otherwise None."""
+
+
+def check_feed(feed: Any) -> Feed:
+    """Return a feed; raise `UserError` if it lacks an attribute of `Feed`. `Feed` need not be its base class."""
+    missing = [name for name in ("at", "spec", "reads_state", "interrupted") if not hasattr(feed, name)]
+    if missing:
+        raise UserError(
+            f"the feed {type(feed).__name__} has no {', '.join(missing)}: inherit from jaxgpt.trainer.feed.Feed, define "
+            "at, and set spec"
+        )
+    return feed  # type: ignore[no-any-return]
 
 
 class FeedOfSettings(ABC):

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import Info, find_damage
+from jaxgpt.checkpoint.info import find_damage
 from jaxgpt.checkpoint.retention import prune
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import Config, TrainConfig
+from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.locks import sole_writer
 from jaxgpt.parallel.processes import is_leader
+from jaxgpt.trainer.best import evaluations_since_best, is_out_of_patience
 from jaxgpt.trainer.resume import check_resume
 
 
@@ -52,21 +53,3 @@ def prune_finished(run: Run, note: Callable[[str], None]) -> None:
         not_deleted = prune(run.checkpoints, last.config().train)
         if not_deleted:
             note(not_deleted)
-
-
-def evaluations_since_best(info: Info) -> int:
-    """Return the number of evaluations after the best evaluation, up to a checkpoint."""
-    if "since_best" in info.about:
-        return int(info.about["since_best"])
-    if "best" not in info.about:
-        return 0
-    # Older versions did not record the number: count the multiples of `train.eval_every` after the best step.
-    _, best_step = info.about["best"]
-    every = info.config().train.eval_every
-    evaluated = info.step if info.val_loss is not None else info.step - 1
-    return int(evaluated // every - best_step // every)
-
-
-def is_out_of_patience(since_best: int, train: TrainConfig) -> bool:
-    """Return whether `train.patience` or more evaluations have followed the best evaluation."""
-    return 0 < train.patience <= since_best

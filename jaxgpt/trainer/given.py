@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import optax
 
@@ -18,6 +18,29 @@ from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.evaluators import Evaluator, NamedRanking
 
 OF_BUILD = ("model", "objective", "optimizer")  # arguments of `build`; others are fields of `Start`
+
+
+class RunParts(NamedTuple):
+    """The parts of a run that the settings do not determine, and a resumed run must receive again.
+
+    Attributes:
+        given: names of the parts that are given in Python, keyed by part.
+        has_evaluators: whether evaluators are given in Python, including evaluators with the ranking of the settings.
+        checksums: SHA-256 of the frozen arrays, keyed by their names in checkpoints (`frozen_sources`).
+    """
+
+    given: Mapping[str, str]
+    has_evaluators: bool
+    checksums: Mapping[str, str]
+
+    @property
+    def ranked_by(self) -> str:
+        """Name of the first evaluator, as `Info.ranked_by`."""
+        return self.given.get("evaluators", "")
+
+    def about(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint's `Info.about`."""
+        return {**self.checksums, "given": self.given}
 
 
 @runtime_checkable
@@ -67,21 +90,15 @@ def ranking_of(evaluator: Evaluator, config: Config) -> str:
     return "" if evaluator.ranks_by == default else evaluator.ranks_by
 
 
-def check_given(run: Run, last: Info, given: Mapping[str, str], has_evaluators: bool) -> None:
+def check_given(run: Run, last: Info, parts: RunParts) -> None:
     """Check that a resumed run has the parts of its checkpoint `last` that were given in Python.
-
-    Args:
-        run: the resumed run.
-        last: the checkpoint that the run resumes from.
-        given: names of the parts of the resumed run that are given in Python.
-        has_evaluators: whether evaluators are given in Python, including evaluators with the ranking of the settings.
 
     Raises:
         UserError: if a part is missing.
     """
     recorded = recorded_parts(last)
-    missing = {part: name for part, name in recorded.items() if part not in given}
-    if has_evaluators:
+    missing = {part: name for part, name in recorded.items() if part not in parts.given}
+    if parts.has_evaluators:
         missing.pop("evaluators", None)
     if not missing:
         return
@@ -95,10 +112,10 @@ def check_given(run: Run, last: Info, given: Mapping[str, str], has_evaluators: 
     )
 
 
-def changed_ranking(last: Info, given: Mapping[str, str]) -> str:
+def changed_ranking(last: Info, parts: RunParts) -> str:
     """Return a note if a run ranks its checkpoints by a different evaluator than before the checkpoint `last`, or ""."""
-    was = last.ranking
-    now = given.get("evaluators", "")
+    was = last.ranked_by
+    now = parts.ranked_by
     if was is None or was == now:
         return ""
     default = "the evaluator of the settings"

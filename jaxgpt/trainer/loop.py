@@ -15,7 +15,7 @@ from jaxgpt.trainer.compilation import compiling
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress, Tolerant
 from jaxgpt.trainer.failures import failures
-from jaxgpt.trainer.feed import batches_of
+from jaxgpt.trainer.feed import batches_of, check_feed
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.monitor import Monitor, monitored
 from jaxgpt.trainer.opening import newest_checkpoint, opened_run, replace_settings
@@ -71,15 +71,15 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     config = with_data_facts(config, data, resumed_from)
     program = start.build(config, frozen=weights.frozen_argument)
     listener.opened(program, data, first_step)
-    about = weights.about() | {"given": start.given_parts(program)}
+    parts = start.parts(program, weights.checksums())
 
-    opened = opened_run(start, program, data, resumed_from, about, listener.note)
+    opened = opened_run(start, program, data, resumed_from, parts, listener.note)
     with opened as run, guarded(run, program, listener) as monitor:
         # State, while the step is compiled. A resumed run keeps its settings on disk until the step has been compiled.
         listeners = Listeners(monitor, listener)
         listeners.started(program, data, run, first_step)
         monitor.stage("preparing batches")
-        feed = start.feed(program, data, resumed_from)
+        feed = check_feed(start.feed(program, data, resumed_from))
         with compiling(program, feed, listeners) as compiled:
             state = starting_state(program, run, resumed_from, weights)
         replace_settings(start, run, program, data)
@@ -87,13 +87,13 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         # Metrics, checkpoints, evaluations and calls.
         saver = Saver(run.checkpoints, config.train, Tolerant(listeners).note)
         record = Recorder(program, MetricsFile(run.metrics, resumed_from), listeners, resumed_from)
-        checkpoints = Checkpoints(record, saver, data, resumed_from, about)
+        checkpoints = Checkpoints(record, saver, data, resumed_from, parts)
         evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)
         record.started(resumed_from)
         plan = plan_calls(resumed_from, until, config.train, feed.reads_state)
         calls = batches_of(program, feed, plan, record.waiting(monitor.wait))
         room = room_for_temporaries(program.mesh, compiled.result())
-        with room, calls as prepared, checkpoints.closing(lambda: state):
+        with room, calls as prepared, record.closing(checkpoints.is_stopped), checkpoints.closing(lambda: state):
             for steps, batches in prepared:
                 request = checkpoints.ask(monitor.stop.requested)
                 if request == RunRequest.STOP or checkpoints.is_out_of_patience():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,14 +19,14 @@ from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replac
 from jaxgpt.checkpoint.run import Run, open_run, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import stored_weights
-from jaxgpt.config import changes
+from jaxgpt.config import Config, changes
 from jaxgpt.data import Data
 from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.locks import sole_writer
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE
-from jaxgpt.trainer.given import changed_ranking, check_given
+from jaxgpt.trainer.given import RunParts, changed_ranking, check_given
 from jaxgpt.trainer.phases import changed_sources
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.resume import check_resume
@@ -57,7 +57,7 @@ def newest_checkpoint(start: Start, note: Callable[[str], None]) -> Info | None:
 
 @contextmanager
 def opened_run(
-    start: Start, program: Program, data: Data, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
+    start: Start, program: Program, data: Data, last: Info | None, parts: RunParts, note: Callable[[str], None]
 ) -> Iterator[Run]:
     """Create the run, or open the run to resume at the checkpoint `last`; process 0 locks it for all processes.
 
@@ -75,7 +75,7 @@ def opened_run(
                 run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
                 return str(run.path)
             lock.enter_context(sole_writer(resumed.path))
-            _reopen(resumed, start, program, last, about, note)
+            _reopen(resumed, program, last, parts, note)
             return str(resumed.path)
 
         path = on_leader(on_disk)
@@ -111,9 +111,7 @@ def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> No
     check_space(run, program.abstract.state, program.config.train, note)
 
 
-def _reopen(
-    run: Run, start: Start, program: Program, last: Info | None, about: Mapping[str, Any], note: Callable[[str], None]
-) -> None:
+def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note: Callable[[str], None]) -> None:
     """Check that a run can continue from the checkpoint `last`, and report what has changed since."""
     # Delete directories of a process that was killed while it replaced the run.
     shutil.rmtree(run.path / NEW, ignore_errors=True)
@@ -121,37 +119,42 @@ def _reopen(
         note(replaced_note(run.path))
     else:
         delete_replaced(run.path)
-    if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
-        raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
 
     # The settings and the checkpoint.
-    config = program.config
+    if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
+        raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     old = last.config() if last else run.config()
-    check_resume(old, config, last.step if last else 0)
-    if last is None:
-        note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
-    else:
-        _check_checkpoint(run, start, program, last, about, note)
-    changed = changes(old, config)
-    if changed:
-        settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
-        note(f"changed settings: {', '.join(settings)}")
+    check_resume(old, program.config, last.step if last else 0)
+    if last is not None:
+        _check_parts(run, program, last, parts)
+
+    # What has changed.
+    for change in _resume_notes(run, old, program.config, last, parts):
+        note(change)
 
 
-def _check_checkpoint(
-    run: Run, start: Start, program: Program, last: Info, about: Mapping[str, Any], note: Callable[[str], None]
-) -> None:
-    """Check that the run has the parts of the checkpoint `last`, and report changed sources and rankings."""
-    given = about["given"]
-    check_given(run, last, given, has_evaluators=bool(start.evaluators))
+def _check_parts(run: Run, program: Program, last: Info, parts: RunParts) -> None:
+    """Check that the run has the parts of the checkpoint `last`: those given in Python, its weights and its frozen arrays."""
+    check_given(run, last, parts)
     if last.model is None:
         _check_names(run, last, program)
-    if any(last.about.get(part, "") != about.get(part, "") for part in (BASE, NEXT_TO_BASE)):
-        raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
-    note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{program.config.train.steps}")
-    for change in (changed_sources(program.config.data, last), changed_ranking(last, given)):
-        if change:
-            note(change)
+    for name in (BASE, NEXT_TO_BASE):
+        if last.about.get(name, "") != parts.checksums.get(name, ""):
+            raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
+
+
+def _resume_notes(run: Run, old: Config, new: Config, last: Info | None, parts: RunParts) -> Iterator[str]:
+    """Yield the checkpoint that training continues from, and changes of sources, rankings and settings since."""
+    steps = new.train.steps
+    if last is None:
+        yield f"{run.path} has no checkpoint yet: starting again from step 0/{steps}"
+    else:
+        yield f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{steps}"
+        yield from filter(None, (changed_sources(new.data, last), changed_ranking(last, parts)))
+    changed = changes(old, new)
+    if changed:
+        settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
+        yield f"changed settings: {', '.join(settings)}"
 
 
 def _check_names(run: Run, last: Info, program: Program) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,22 @@ class Recorder:
         """Write a line about this process, with the settings that differ from the checkpoint `last`."""
         changed = changes(last.config(), self.config) if last else {}
         self.file.write(step=self.step, **provenance(), changed=changed)
+
+    @contextmanager
+    def closing(self, is_stopped: Callable[[], bool]) -> Iterator[None]:
+        """Context manager: close the metrics file at the end of the run.
+
+        The last line records how the run ended, except after a KeyboardInterrupt. `is_stopped` returns whether a run without
+        an error was stopped.
+        """
+        with self.file:
+            try:
+                yield
+            except (Exception, SystemExit):
+                with suppress(OSError):  # a full disk; the error of the run has precedence
+                    self.file.end(self.checked_step, "failed")
+                raise
+            self.file.end(self.checked_step, "stopped" if is_stopped() else "finished")
 
     def add(self, steps: range, metrics: dict[str, jax.Array]) -> None:
         """Add the metrics of a call, and read the metrics of `LAG` calls ago; block on the first call."""

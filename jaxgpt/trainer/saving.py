@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -23,9 +23,9 @@ from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, 
 from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
 from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans
+from jaxgpt.trainer.best import best_before, is_out_of_patience
 from jaxgpt.trainer.divergence import Diverged
-from jaxgpt.trainer.finished import evaluations_since_best, is_out_of_patience
-from jaxgpt.trainer.metrics import Ended
+from jaxgpt.trainer.given import RunParts
 from jaxgpt.trainer.record import LAG, Recorder
 
 
@@ -37,13 +37,6 @@ class RunRequest(IntEnum):
     STOP = 2
 
 
-class Best(NamedTuple):
-    """The best evaluation of a run: the lowest ranking, infinite before the first evaluation, and its step."""
-
-    ranking: float
-    step: int
-
-
 class Checkpoints:
     """Write the checkpoints of a run, once the metrics of all its steps have been checked.
 
@@ -52,66 +45,60 @@ class Checkpoints:
         saver: writer of the checkpoints.
         data: data of the run.
         last: the checkpoint that training resumes from; None: train from step 0.
-        about: facts to record in every checkpoint.
+        parts: parts that a resumed run must receive again.
 
     Attributes:
+        about: entries of `Info.about` that are equal in all checkpoints of this process.
         evaluated: step of the last evaluation since the start or resume, or of `last` if evaluated; 0: no evaluation.
         best: the best evaluation by the first evaluator.
-        since_best: number of evaluations after the best evaluation.
     """
 
-    def __init__(self, record: Recorder, saver: Saver, data: Data, last: Info | None, about: Mapping[str, Any]) -> None:
+    def __init__(self, record: Recorder, saver: Saver, data: Data, last: Info | None, parts: RunParts) -> None:
         self.record = record
         self.saver = saver
-        self.about = {"config": asdict(record.config), "versions": versions(), **about_data(data), **about}
+        self.about = {"config": asdict(record.config), "versions": versions(), **about_data(data), **parts.about()}
         self._tokenizer = data.tokenizer
         self._poll = Poll(record.program.mesh, LAG)
         self._run = Run(saver.directory.parent)
         self._saved = last.step if last else None
         self._saved_at = time.perf_counter()
 
-        # The best evaluation; after a change of data or of the first evaluator, rankings are not comparable.
         first = record.first
         self.evaluated = first.step if first.val_loss is not None else 0
-        self.best = Best(math.inf, first.step)
-        self.since_best = 0
-        has_same_data = first.about.get("data", data.fingerprint) == data.fingerprint
-        has_same_ranking = first.ranking in (None, about["given"].get("evaluators", ""))
-        if has_same_data and has_same_ranking:
-            self.best = Best(*first.about.get("best", self.best))
-            self.since_best = evaluations_since_best(first)
+        self.best = best_before(first, data.fingerprint, parts.ranked_by)
 
     def evaluation(self, state: Any, ranking: float) -> None:
         """Save a state after its evaluation; the checkpoint with the lowest ranking is the best."""
         step = self.record.step
         self.evaluated = step
-        if not math.isfinite(ranking):
-            self.record.listener.note(
-                f"the ranking of the evaluation at step {step} is {ranking}, so its checkpoint has no rank"
-            )
-            self.save(state)
-            # The checkpoint does not count this evaluation, because a resume from a checkpoint without rank repeats it.
-            self.since_best += 1
+        best = self.best.after(step, ranking)
+        if math.isfinite(ranking):
+            self.best = best
+            self.save(state, ranking)
             return
 
-        if ranking < self.best.ranking:
-            self.best = Best(ranking, step)
-            self.since_best = 0
-        else:
-            self.since_best += 1
-        self.save(state, ranking)
+        self.record.listener.note(
+            f"the ranking of the evaluation at step {step} is {ranking}, so its checkpoint has no rank"
+        )
+        self.save(state)
+        # The checkpoint does not count this evaluation, because a resume from a checkpoint without rank repeats it.
+        self.best = best
 
-    def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
+    def save(self, state: Any, ranking: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.
 
-        If the step already has a checkpoint, only add the ranking (`val_loss`) to the checkpoint.
+        If the step already has a checkpoint, only add the ranking to the checkpoint.
         """
         record = self.record
         record.read()
         step = record.step
-        best = {"best": self.best} if math.isfinite(self.best.ranking) else {}
-        about = self.about | best | {"since_best": self.since_best}
-        info = Info(step, val_loss, record.tokens(step), temporary, about)
+        info = Info(
+            step=step,
+            val_loss=ranking,
+            tokens=record.tokens(step),
+            temporary=temporary,
+            about=self.about | self.best.about(),
+        )
         if self._saved != step:
             self._check_run()
             record.listener.stage("saving a checkpoint")  # blocking on the previous checkpoint and a copy of the state
@@ -120,7 +107,7 @@ class Checkpoints:
             self._saved = step
             self._saved_at = time.perf_counter()
             self._poll.forget()
-        elif val_loss is not None:  # for example, a resume after a stop during this evaluation
+        elif ranking is not None:  # for example, a resume after a stop during this evaluation
             self.saver.save_info(info)
 
     def _check_run(self) -> None:
@@ -148,42 +135,24 @@ class Checkpoints:
 
     @contextmanager
     def closing(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Context manager: if the last state is intact, save it at the end, or after an error in all processes.
-
-        The last line of the metrics file records how the run ended, except after a KeyboardInterrupt. On exit, the metrics
-        file and the saver are closed.
+        """Context manager: save the last state at the end, or after an error in all processes; close the saver.
 
         Errors of evaluators, listeners and feeds, of reading data and of memory in an evaluation leave the state intact. After
-        such an error, a note of the exception names the saved step.
+        such an error, a note of the exception names the saved step. `state` returns the state after the last call.
         """
-        with self.saver, self.record.file:
+        with self.saver:
             try:
-                with self._saving_last(state):
-                    yield
-            except (Exception, SystemExit):
-                with suppress(OSError):  # a full disk; the error of the run has precedence
-                    self._end("failed")
+                yield
+            except (Exception, SystemExit) as e:
+                if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX; the state was donated to the step
+                    raise Diverged(f"{one_line(e, 200)} at step {self.record.step}") from None
+                self._save_after(e, state())
+                if isinstance(e, UserError):
+                    raise TrainingFailed(str(e)) from None
                 raise
-            self._end("stopped" if self.is_stopped() else "finished")
+            self._save_and_wait(state())
 
-    def _end(self, ended: Ended) -> None:
-        self.record.file.end(self.record.checked_step, ended)
-
-    @contextmanager
-    def _saving_last(self, state: Callable[[], Any]) -> Iterator[None]:
-        """Save the last state at the end, or after an error; see `closing`."""
-        try:
-            yield
-        except (Exception, SystemExit) as e:
-            if isinstance(e, FloatingPointError) and debugs_nans():  # from JAX; the state was donated to the step
-                raise Diverged(f"{one_line(e, 200)} at step {self.record.step}") from None
-            self._save_after(e, state())
-            if isinstance(e, UserError):
-                raise TrainingFailed(str(e)) from None
-            raise
-        self._save_last(state())
-
-    def _save_last(self, state: Any) -> None:
+    def _save_and_wait(self, state: Any) -> None:
         """Save a state, and wait until it is on disk."""
         self.save(state, temporary=True)
         self.record.listener.stage("saving a checkpoint")
@@ -206,7 +175,7 @@ class Checkpoints:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
                 raise RuntimeError("the arrays of the state have been deleted")
             jax.block_until_ready(state)  # error if the step has failed on the device
-            self._save_last(state)
+            self._save_and_wait(state)
             on_leader(lambda: None)  # wait until process 0 has completed the checkpoint
             if is_leader():
                 # Otherwise, the old run would be restored over the saved step.
@@ -218,7 +187,7 @@ class Checkpoints:
 
     def is_out_of_patience(self) -> bool:
         """Return whether early stopping (`train.patience`) ends the run."""
-        return is_out_of_patience(self.since_best, self.record.config.train)
+        return is_out_of_patience(self.best.since, self.record.config.train)
 
     def is_stopped(self) -> bool:
         """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from jaxgpt.provenance import versions
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluators import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
-from jaxgpt.trainer.given import name_of, ranking_of
+from jaxgpt.trainer.given import RunParts, name_of, ranking_of
 from jaxgpt.trainer.phases import new_run_command
 from jaxgpt.trainer.program import Program
 
@@ -68,8 +68,8 @@ class Start(NamedTuple):
         options = {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.resumed)}
         return versions() | options | flat(self.config)
 
-    def given_parts(self, program: Program) -> dict[str, str]:
-        """Return the names of the parts of the run that are given in Python, keyed by part."""
+    def parts(self, program: Program, checksums: Mapping[str, str]) -> RunParts:
+        """Return the parts that a resumed run must receive again; `checksums` as in `RunParts`."""
         given = dict(program.given)
         config = program.config
         if jax.tree.leaves(self.frozen) and not config.post.has_reference:
@@ -82,7 +82,7 @@ class Start(NamedTuple):
             ranking = ranking_of(first, config)
             if ranking:
                 given["evaluators"] = ranking
-        return given
+        return RunParts(given, bool(self.evaluators), checksums)
 
 
 def check_directory(start: Start) -> None:

@@ -83,7 +83,7 @@ class InitialWeights(NamedTuple):
             facts["the optimizer state of --init-from"] = read_info(self.state).sha256[SEAL]
         return facts
 
-    def about(self) -> dict[str, Any]:
+    def checksums(self) -> dict[str, str]:
         """Return the checksums that checkpoints record and a resumed run must match; call this after building the program."""
         return {name: part.checksum for name, part in self.frozen_parts.items() if part.checksum}
 

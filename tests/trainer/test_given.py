@@ -29,7 +29,7 @@ from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.evaluators import Measured
 from jaxgpt.trainer.events import Listener
-from jaxgpt.trainer.feed import DataFeed
+from jaxgpt.trainer.feed import DataFeed, Feed
 from jaxgpt.trainer.frozen_sources import FrozenArrays, FrozenWeights
 from jaxgpt.trainer.given import ranking_of
 from jaxgpt.trainer.loop import Outcome, Start, train
@@ -148,6 +148,28 @@ def test_a_resume_with_the_parts_given_in_python_continues() -> None:
     started(**parts)
     outcome, _ = resumed(**parts)
     assert outcome.step == 4
+
+
+@pytest.mark.parametrize(
+    ("feed", "missing"),
+    [
+        pytest.param(type("Texts", (), {"at": None}), "spec, reads_state, interrupted", id="no Feed"),
+        pytest.param(type("Texts", (Feed,), {"at": None}), "spec", id="no spec"),
+    ],
+)
+def test_a_feed_without_an_attribute_is_one_line(feed: Any, missing: str) -> None:
+    with pytest.raises(
+        UserError, match=f"the feed Texts has no {missing}: inherit from jaxgpt.trainer.feed.Feed, define at"
+    ):
+        started(feed=lambda *_: feed())
+
+
+def test_a_feed_with_all_attributes_need_not_inherit_from_feed() -> None:
+    def feed(program: Any, data: Any, last: Any) -> Any:
+        own = DataFeed(program, data, last)
+        return SimpleNamespace(at=own.at, spec=own.spec, reads_state=False, interrupted=False)
+
+    assert started(feed=feed).step == 2
 
 
 def test_a_plain_gpt_is_the_model_of_the_settings() -> None:

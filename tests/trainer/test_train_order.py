@@ -183,7 +183,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     try:
         parts = {
             "build": lambda *_, **__: Program(),
-            "feed": lambda *_: SimpleNamespace(reads_state=False, interrupted=False),
+            "feed": lambda *_: SimpleNamespace(at=None, spec=None, reads_state=False, interrupted=False),
         }
         start = Start(config, data=data, evaluators=(evaluate,), **parts)  # type: ignore
         return train(start, Simulated(), case.until)
