@@ -27,7 +27,7 @@ class RunData(NamedTuple):
     Attributes:
         config: settings with the new paths of sources that have moved.
         data: data for these settings.
-        change: description of how the data have changed since the checkpoint; "": equal, or not recorded.
+        change: message that the data have changed since the checkpoint; "": equal, or not recorded.
     """
 
     config: Config
@@ -61,13 +61,14 @@ def open_run_data(
         return open_data(replace(config, data=source), tokenizer, progress)
 
     data = open_data(config, tokenizer, progress, tokens)
-    record = DataRecord.of(info) if info else None
-    if run is None or info is None or record is None:
+    record = DataRecord.of(run, info)
+    if record is None:
         return RunData(config, data, "")
     if data.parts:
-        return compare_mixture(run, info, config, data, open_source)
+        return compare_mixture(record, config, data, open_source)
+    # A run with mixtures may have begun with this source.
     change = record.change_of_all(record.first_source, data)
-    return RunData(config, data, _description(run, info, change))
+    return RunData(config, data, change)
 
 
 def compare_given(run: Run | None, info: Info | None, config: Config, data: Data) -> RunData:
@@ -77,80 +78,74 @@ def compare_given(run: Run | None, info: Info | None, config: Config, data: Data
         run, info, config: as in `open_run_data`.
         data: the opened data.
     """
-    record = DataRecord.of(info) if info else None
-    if run is None or info is None or record is None:
-        return RunData(config, data, "")
-    change = record.change_of_all(record.fingerprint, data)
-    return RunData(config, data, _description(run, info, change))
+    record = DataRecord.of(run, info)
+    change = record.change_of_all(record.fingerprint, data) if record else ""
+    return RunData(config, data, change)
 
 
 def compare_mixture(
-    run: Run, info: Info, config: Config, data: Data, open_source: Callable[[DataConfig], Data]
+    record: DataRecord, config: Config, data: Data, open_source: Callable[[DataConfig], Data]
 ) -> RunData:
     """Compare the open sources of a mixture with the sources at a checkpoint, by content.
 
     Args:
-        run, config: as in `open_run_data`.
-        info: contents of the checkpoint.json, which records the data.
+        record: the data at the checkpoint.
+        config: as in `open_run_data`.
         data: the mixture.
         open_source: function that opens a single source.
     """
-    record = DataRecord.of(info)
-    assert record is not None
-    parts = _by_path(config.data, data)
-    known = known_fingerprints(info.config().data, record, data, parts, open_source)
-    if known is None:
-        return RunData(config, data, _description(run, info, data.source))
-    for path, part in parts.items():
-        recorded = known.get(path, part.fingerprint)
-        change = record.change(recorded, part)
-        if change:
-            return RunData(config, data, _description(run, info, change))
+    assert isinstance(data.train, Mixture)
+    paths = {stream: path for path, stream in config.data.stream_names.items()}
+    parts = {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
 
-    current = {path: part.fingerprint for path, part in parts.items()}
-    moved = moved_sources(known, current)
-    config = replace(config, data=_with_moved(config.data, moved, info.tokens))
+    # A source at its path of the checkpoint must have the same content.
+    recorded = record.by_path
+    if recorded is None:
+        recorded = sources_of_0_1_0(record, data, parts, open_source)
+    if recorded is None:
+        return RunData(config, data, record.changed(data.source))
+    for path, part in parts.items():
+        change = record.change(recorded.get(path, part.fingerprint), part)
+        if change:
+            return RunData(config, data, change)
+
+    # A source with a new path has moved if its content is that of a missing source, and is new otherwise.
+    moved = moved_sources(recorded, parts)
+    config = replace(config, data=_with_moved(config.data, moved, record.info.tokens))
     if not config.data.mix:
         return RunData(config, parts[config.data.path], "")
 
-    # The sources of mixtures that have ended are not open: their fingerprints come from the checkpoint.
-    fingerprints = {moved.get(path, path): fingerprint for path, fingerprint in known.items()}
-    fingerprints |= current
-    of_sources = tuple(fingerprints[source.path] for source in config.data.sources)
-    mixture = replace(mixed(config.data, parts), recorded=Recorded(fingerprints=of_sources))
+    # Record the fingerprints of all sources again, including the sources of mixtures that have ended, which are not open.
+    fingerprints = []
+    for source in config.data.sources:
+        is_open = source.path in parts
+        fingerprints.append(parts[source.path].fingerprint if is_open else recorded[source.path])
+    mixture = replace(mixed(config.data, parts), recorded=Recorded(fingerprints=tuple(fingerprints)))
     return RunData(config, mixture, "")
 
 
-def known_fingerprints(
-    old: DataConfig,
-    record: DataRecord,
-    data: Data,
-    parts: Mapping[str, Data],
-    open_source: Callable[[DataConfig], Data],
+def sources_of_0_1_0(
+    record: DataRecord, data: Data, parts: Mapping[str, Data], open_source: Callable[[DataConfig], Data]
 ) -> dict[str, str] | None:
-    """Return the fingerprint of each source at a checkpoint, keyed by its path in the checkpoint; None: some have changed.
+    """Return `DataRecord.by_path` for a mixture of version 0.1.0, which recorded one fingerprint of all sources.
 
     Args:
-        old: settings of the data at the checkpoint.
-        record: the data at the checkpoint.
-        data: the present mixture.
-        parts: the open sources of the present mixture, keyed by path.
-        open_source: function that opens a single source.
-    """
-    paths = [source.path for source in old.sources]
-    if record.sources is not None:
-        return dict(zip(paths, record.sources, strict=True))
-    if not old.mix:
-        return {old.path: record.fingerprint}
+        record, data, open_source: as in `compare_mixture`.
+        parts: the open sources of the mixture, keyed by path.
 
-    # Version 0.1.0 recorded one fingerprint of all sources. If all have moved, their order identifies them.
+    Returns:
+        Fingerprints of the sources at the checkpoint, keyed by path; None: some sources have changed.
+    """
+    old = record.settings.sources
+
+    # If all sources have moved, their order identifies them.
     current = [part.fingerprint for part in data.val_parts]
-    if len(current) == len(paths) and joint_fingerprint(current) == record.fingerprint:
-        return dict(zip(paths, current, strict=True))
+    if len(current) == len(old) and joint_fingerprint(current) == record.fingerprint:
+        return {source.path: fingerprint for source, fingerprint in zip(old, current, strict=True)}
 
     # Otherwise the sources are at their old paths.
     found = {}
-    for source in old.sources:
+    for source in old:
         part = parts[source.path] if source.path in parts else open_source(source)
         found[source.path] = part.fingerprint
     if joint_fingerprint(list(found.values())) != record.fingerprint:
@@ -158,38 +153,29 @@ def known_fingerprints(
     return found
 
 
-def moved_sources(known: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
-    """Map the old paths of sources to new paths with the same fingerprint.
+def moved_sources(recorded: Mapping[str, str], parts: Mapping[str, Data]) -> dict[str, str]:
+    """Map the old paths of moved sources to their new paths: the content of both is equal, and the old path is not in use.
 
     Args:
-        known: fingerprints of the sources of the checkpoint, keyed by path.
-        current: fingerprints of the sources of the mixtures that have not ended, keyed by path.
+        recorded: fingerprints of the sources at the checkpoint, keyed by path.
+        parts: the open sources, keyed by path.
     """
-    gone = {path: fingerprint for path, fingerprint in known.items() if path not in current}
     moved: dict[str, str] = {}
-    for path, fingerprint in current.items():
-        if path in known:
+    for path, part in parts.items():
+        if path in recorded:
             continue
-        matches = [old for old, old_fingerprint in gone.items() if old_fingerprint == fingerprint and old not in moved]
-        if matches:
-            moved[matches[0]] = path
+        for old, fingerprint in recorded.items():
+            if fingerprint == part.fingerprint and old not in parts and old not in moved:
+                moved[old] = path
+                break
     return moved
 
 
-def _description(run: Run, info: Info, change: str) -> str:
-    """Describe a change (`DataRecord.change`) since a checkpoint of a run; "": no change."""
-    return f"the data of {run.path} has changed since step {info.step}: {change}" if change else ""
-
-
-def _by_path(config: DataConfig, data: Data) -> dict[str, Data]:
-    """Key the open sources of a mixture by path."""
-    assert isinstance(data.train, Mixture)
-    paths = {stream: path for path, stream in config.stream_names.items()}
-    return {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
-
-
 def _with_moved(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataConfig:
-    """Replace the paths of sources, and drop a mixture that begins at `tokens` but then equals the previous mixture."""
+    """Replace the paths of moved sources in a schedule; `tokens`: number of training tokens up to the checkpoint.
+
+    A mixture that begins at the checkpoint and then equals the previous mixture is dropped.
+    """
     data = replace(data, path=moved.get(data.path, data.path), mix=with_paths(data.mix, moved))
     phases = data.phases
     begins_here = len(phases) > 1 and phases[-1].tokens == tokens

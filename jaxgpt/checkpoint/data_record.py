@@ -1,84 +1,105 @@
-"""The data of a run as checkpoint.json records them, and how a source of data has changed since the checkpoint."""
+"""The data of a run as checkpoint.json records them, and messages about later changes of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.config import DataConfig
 from jaxgpt.data import Data
 
 
-class DataRecord(NamedTuple):
-    """The data of a run at a checkpoint.
+@dataclass(frozen=True)
+class DataRecord:
+    """The data of a run at a checkpoint, which checkpoint.json records (`about_data`).
 
     Attributes:
-        fingerprint: fingerprint of all data together.
-        sources: fingerprint of each source in the settings; None: not recorded (version 0.1.0).
-        tokens: number of tokens of all data; None: not recorded.
-        boundaries: `Recorded.boundary` of each source, keyed by fingerprint; empty: not recorded.
-        files: `Recorded.files` of each source, keyed by fingerprint; empty: not recorded.
+        run: the run.
+        info: contents of the checkpoint.json.
     """
 
-    fingerprint: str
-    sources: Sequence[str] | None
-    tokens: int | None
-    boundaries: Mapping[str, int | None]
-    files: Mapping[str, Mapping[str, str]]
+    run: Run
+    info: Info
 
     @staticmethod
-    def of(info: Info) -> DataRecord | None:
-        """Return the data of a checkpoint; None for weights that were saved without a training run."""
-        about = info.about
-        if "data" not in about:
+    def of(run: Run | None, info: Info | None) -> DataRecord | None:
+        """Return the data at a checkpoint; None for a new run and for weights that were saved without a training run."""
+        if run is None or info is None or "data" not in info.about:
             return None
-        return DataRecord(
-            fingerprint=about["data"],
-            sources=about.get("sources"),
-            tokens=about.get("data_tokens"),
-            boundaries=about.get("boundaries", {}),
-            files=about.get("files", {}),
-        )
+        return DataRecord(run, info)
+
+    @property
+    def settings(self) -> DataConfig:
+        """Settings of the data at the checkpoint."""
+        return self.info.config().data
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of all data together."""
+        return self.info.about["data"]
+
+    @property
+    def sources(self) -> Sequence[str] | None:
+        """Fingerprint of each source in the settings; None: not recorded (version 0.1.0)."""
+        return self.info.about.get("sources")
+
+    @property
+    def by_path(self) -> dict[str, str] | None:
+        """Fingerprint of each source, keyed by its path at the checkpoint; None: not recorded (version 0.1.0)."""
+        if self.sources is not None:
+            paths = [source.path for source in self.settings.sources]
+            return dict(zip(paths, self.sources, strict=True))
+        if not self.settings.mix:
+            return {self.settings.path: self.fingerprint}
+        return None
 
     @property
     def first_source(self) -> str:
         """Fingerprint of the first source, or of all data if sources are not recorded."""
         return self.fingerprint if self.sources is None else self.sources[0]
 
+    def changed(self, description: str) -> str:
+        """Return the message that the data have changed since the checkpoint; `description`: the changed source."""
+        return f"the data of {self.run.path} has changed since step {self.info.step}: {description}"
+
     def change(self, recorded: str, source: Data) -> str:
-        """Describe a changed source of a mixture and its changes since the checkpoint; "": unchanged.
+        """Return the message if a source of a mixture has changed since the checkpoint, otherwise "".
 
         Args:
             recorded: fingerprint of the source at the checkpoint.
             source: the present source.
         """
         if recorded != source.fingerprint:
-            return source.source + self._changed_files(recorded, source)
+            return self.changed(source.source + self._changed_files(recorded, source))
         if self._has_other_split(source):
-            return f"{source.source}; other files are for validation now"
+            return self.changed(f"{source.source}; other files are for validation now")
         return ""
 
     def change_of_all(self, recorded: str, data: Data) -> str:
-        """Describe changed data, like `change`, with the numbers of tokens then and now; arguments as in `change`."""
+        """Like `change`, for all data together: the message includes the numbers of tokens then and now."""
         if recorded != data.fingerprint:
-            return data.source + self._changed_size(data) + self._changed_files(recorded, data)
+            return self.changed(data.source + self._changed_size(data) + self._changed_files(recorded, data))
         return self.change(recorded, data)
 
     def _has_other_split(self, source: Data) -> bool:
         """Return whether renamed files have changed the split of a source; the content of all files together is unchanged."""
         boundary = source.recorded.boundary
-        return self.boundaries.get(source.fingerprint, boundary) != boundary
+        boundaries = self.info.about.get("boundaries", {})
+        return boundaries.get(source.fingerprint, boundary) != boundary
 
     def _changed_size(self, data: Data) -> str:
         """Return the numbers of tokens at the checkpoint and now if they differ and were recorded, otherwise ""."""
+        then = self.info.about.get("data_tokens")
         now = token_count(data)
-        if self.tokens is None or self.tokens == now:
+        if then is None or then == now:
             return ""
-        return f" ({self.tokens:,} tokens then, {now:,} now)"
+        return f" ({then:,} tokens then, {now:,} now)"
 
     def _changed_files(self, recorded: str, source: Data) -> str:
         """Describe the added, removed and changed files of a source; "": not recorded. Arguments as in `change`."""
-        old = self.files.get(recorded, {})
+        old = self.info.about.get("files", {}).get(recorded, {})
         new = source.recorded.files
         if not old or not new:
             return ""
@@ -96,7 +117,7 @@ class DataRecord(NamedTuple):
 
 
 def about_data(data: Data) -> dict[str, object]:
-    """Return the entries of checkpoint.json that identify the data of its run; `DataRecord.of` reads them."""
+    """Return the entries of checkpoint.json that identify the data of its run; `DataRecord` reads them."""
     sources = list(data.recorded.fingerprints) or [data.fingerprint]
     parts = data.parts or (data,)
     return {

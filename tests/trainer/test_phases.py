@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_loop import Silent, same_bits
 
 from jaxgpt.checkpoint.data import compare_mixture
+from jaxgpt.checkpoint.data_record import DataRecord
 from jaxgpt.checkpoint.index import checkpoints, resolve_step
 from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
@@ -212,7 +213,8 @@ def known(old: Sequence[str], given: Sequence[str], fingerprints: Sequence[str],
     config = with_mixtures(config_of(given), last)
     current = list(integer_weights(config.data.phases[-1].words))
     parts = {path: replace(source("a", 30, False), fingerprint=content[path], name=path) for path in current}
-    config, data, change = compare_mixture(Run(Path("run")), last, config, mixed(config.data, parts), pytest.fail)
+    record = DataRecord(Run(Path("run")), last)
+    config, data, change = compare_mixture(record, config, mixed(config.data, parts), pytest.fail)
     if change:
         return change
     return " ".join(config.data.mix), data.recorded.fingerprints
