@@ -93,24 +93,15 @@ class Config(Section):
     def with_settings(self, given: Mapping[str, Any]) -> Config:
         """Return a copy with changed settings, keyed by dotted name: `{"train.steps": 10}`.
 
-        A new data.path removes data.mix, unless both are given. A new data.mix removes data.path, unless both are given or
-        training begins with data.path, before the first mixture of a schedule.
+        Some settings remove or exclude others: see `DataConfig.with_values` and `TrainConfig.with_values`.
 
         Raises:
             UserError: if a setting is unknown, its value is invalid, or settings conflict.
         """
-        new = dict(given)
-        if "data.path" in given:
-            new.setdefault("data.mix", ())
-        elif "data.mix" in given and DataConfig(mix=given["data.mix"]).begins_with_mixture:
-            new["data.path"] = ""
-        if given.get("train.epochs") and "train.steps" in given:
-            raise UserError("train.steps and train.epochs both set the length of the run: omit one of them")
-
         # Sort the settings by section; the settings of `Config` itself have no section.
         known = flat(self)
         by_section: dict[str, dict[str, Any]] = {}
-        for name, value in new.items():
+        for name, value in given.items():
             if name not in known:
                 raise UserError(f"unknown setting {name}{similar_setting(name, known)}")
             section, _, last = name.rpartition(".")
@@ -118,7 +109,7 @@ class Config(Section):
 
         changed = by_section.pop("", {})
         for section, values in by_section.items():
-            changed[section] = replace(getattr(self, section), **values)
+            changed[section] = getattr(self, section).with_values(values)
         return replace(self, **changed)
 
     def check(self) -> Iterator[str]:
@@ -211,31 +202,3 @@ def flat(config: Any) -> dict[str, Any]:
         elif f.name != "directory":
             own[f.name] = value
     return own | nested
-
-
-def private_settings() -> frozenset[str]:
-    """Return the names of settings whose values stay out of model cards, such as paths."""
-    private = set[str]()
-    default = Config()
-    for each in fields(Config):
-        section = getattr(default, each.name)
-        if is_dataclass(section):
-            private |= {f"{each.name}.{own.name}" for own in fields(section) if own.metadata["private"]}
-        elif each.metadata["private"]:
-            private.add(each.name)
-    return frozenset(private)
-
-
-def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return a dict of the old and new values of changed settings, keyed by dotted name.
-
-    If the last mixture of `data.mix` differs, the values are the last mixtures, not the schedules.
-    """
-    before = flat(old)
-    after = flat(new)
-    was = old.data.phases[-1].words
-    now = new.data.phases[-1].words
-    if was != now:
-        before["data.mix"] = was
-        after["data.mix"] = now
-    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from jaxgpt.mix import Phase, integer_weights, join_phases, split_phases
 from jaxgpt.settings import MAX_VOCAB, Section, setting
@@ -71,6 +71,19 @@ class DataConfig(Section):
             yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
         for phase in self.phases:
             self.weights(phase)  # raises an error if the words are invalid
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with changed values, keyed by field.
+
+        A new path removes the mixtures, unless `values` has both. New mixtures remove the path, unless `values` has both, or
+        training begins with the path, before the first mixture.
+        """
+        new = dict(values)
+        if "path" in values:
+            new.setdefault("mix", ())
+        elif "mix" in values and DataConfig(mix=values["mix"]).begins_with_mixture:
+            new["path"] = ""
+        return super().with_values(new)
 
     @property
     def template_variables(self) -> dict[str, Any]:

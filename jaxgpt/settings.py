@@ -6,7 +6,7 @@ import math
 import operator
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
@@ -82,6 +82,10 @@ class Section:
         problem = next(iter(self.check()), "")
         if problem:
             raise UserError(problem)
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with changed values, keyed by field."""
+        return replace(self, **values)
 
     def converted(self) -> Mapping[str, Any]:
         """Return the values to store for fields that accept several types, keyed by field; called before `check`."""

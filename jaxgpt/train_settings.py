@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.settings import Section, setting
 
 
@@ -101,6 +101,12 @@ class TrainConfig(Section):
     def check(self) -> Iterator[str]:
         if self.patience and not self.keep_best:
             yield "train.patience needs the best checkpoint: set train.keep_best to 1 or more"
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with changed values, keyed by field; raise `UserError` if both `steps` and `epochs` are given."""
+        if values.get("epochs") and "steps" in values:
+            raise UserError("train.steps and train.epochs both set the length of the run: omit one of them")
+        return super().with_values(values)
 
 
 @dataclass(frozen=True, kw_only=True)

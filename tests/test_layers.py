@@ -15,7 +15,7 @@ from helpers import nodes, repository
 ORDER = """
     errors progress strict_json locks atomic files directories listing hub signals time_limit cpu heap runtime settings
     mix reward_words template_variables options
-    model_settings data_settings train_settings post_settings config data_files config_json presets
+    model_settings data_settings train_settings post_settings config config_changes data_files config_json presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint trainer lm tasks
     convert study verify plan bench follow post cli

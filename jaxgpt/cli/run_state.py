@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxgpt.config import Config, changes
+from jaxgpt.config import Config
+from jaxgpt.config_changes import changes
 from jaxgpt.presets import PRESETS, preset
 
 if TYPE_CHECKING:

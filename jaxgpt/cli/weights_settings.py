@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.settings import with_settings
-from jaxgpt.config import OF_CHATS, Config, ModelConfig, changes, flat
+from jaxgpt.config import OF_CHATS, Config, ModelConfig, flat
+from jaxgpt.config_changes import changes
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
 from jaxgpt.presets import PRESETS

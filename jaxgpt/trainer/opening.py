@@ -19,7 +19,8 @@ from jaxgpt.checkpoint.replacement import delete_replaced, replaced_note, replac
 from jaxgpt.checkpoint.run import Run, open_run, write_settings
 from jaxgpt.checkpoint.space import check_space
 from jaxgpt.checkpoint.store import stored_weights
-from jaxgpt.config import Config, changes
+from jaxgpt.config import Config
+from jaxgpt.config_changes import changes
 from jaxgpt.data import Data
 from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.config import changes
+from jaxgpt.config_changes import changes
 from jaxgpt.counts import flops_per_token
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.provenance import provenance

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import Config, DataConfig, changes
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.config_changes import changes
 from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data_files import place_of
 from jaxgpt.errors import UserError, short_repr

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt import __version__
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.config import Config, flat, private_settings
+from jaxgpt.config import Config, flat
 from jaxgpt.convert.card.license import check_license, license_metadata, license_section
 from jaxgpt.convert.card.loading import loading_section
 from jaxgpt.convert.card.original import Card, original_card, split_card
@@ -123,7 +124,7 @@ def _training(subject: CardSubject, metrics: Metrics) -> str:
 
 def _settings(config: Config) -> str:
     """List the settings that differ from the defaults, without private settings."""
-    private = private_settings()
+    private = _private_settings()
     defaults = flat(Config())
     rows = []
     for name, value in sorted(flat(config).items()):
@@ -132,6 +133,19 @@ def _settings(config: Config) -> str:
     if not rows:
         return ""
     return "\n".join(["Settings that differ from the defaults:\n", *rows, ""])
+
+
+def _private_settings() -> frozenset[str]:
+    """Return the names of settings whose values stay out of model cards, such as paths."""
+    private = set[str]()
+    default = Config()
+    for each in fields(Config):
+        section = getattr(default, each.name)
+        if is_dataclass(section):
+            private |= {f"{each.name}.{own.name}" for own in fields(section) if own.metadata["private"]}
+        elif each.metadata["private"]:
+            private.add(each.name)
+    return frozenset(private)
 
 
 def _limits(config: Config) -> str:
