@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxgpt.config import Config
 from jaxgpt.data_settings import FROM_TEXT, NAMED_TOKENIZERS, DataConfig
 from jaxgpt.files import missing
-from jaxgpt.listing import holds_records
+from jaxgpt.record_files import holds_records
 
 
 def place_of(path: str, directory: str) -> str:

@@ -1,33 +1,31 @@
-"""Errors that a command reports in one line, their exit codes, and helpers to format their messages.
+"""Errors that a command reports in one line, the exit codes of commands, and the format of messages.
 
 This module imports only the standard library.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Exit codes of commands. jaxgpt/signals.py defines two more, UNFINISHED and INTERRUPTED.
+# Exit codes of commands.
 FAILED = 1  # failed command
 BAD_INPUT = 2  # bad usage or input
+UNFINISHED = 75  # stopped training run that can be resumed (EX_TEMPFAIL)
+INTERRUPTED = 130  # end by SIGINT, by convention
 
 MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
-COMPARED_CHARACTERS = 100  # maximum length of a word to compare with known words; the time grows with its square
 # Errors of a full disk or quota, or of a limit on file sizes, with their fixes.
 FULL = {
     errno.ENOSPC: "free space on its file system",
     errno.EDQUOT: "delete files on its file system, or raise your quota there",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
 }
-MORE_HOST_MEMORY = "use a smaller model or batch, or a machine with more memory"  # fix for `out_of_host_memory`
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_OWN_NOTE = "jaxgpt: "  # beginning of the notes of `add_own_note`
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
@@ -96,38 +94,6 @@ def full_disk_fix(error: OSError) -> str:
     return FULL.get(error.errno or 0, "")
 
 
-def is_out_of_device_memory(error: BaseException) -> bool:
-    """Return whether an error of XLA reports exhausted memory of a device."""
-    return "RESOURCE_EXHAUSTED" in str(error)
-
-
-def out_of_host_memory(error: MemoryError) -> str:
-    """Describe exhausted memory of the host."""
-    details = one_line(error, 100)
-    return f"out of memory on the host ({details})" if details else "out of memory on the host"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean X?)"`, or an empty string if no known word is similar."""
-    near = nearest(word, known)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return the most similar known word, otherwise the known words that it abbreviates, otherwise []."""
-    words = list(known)
-    similar = []
-    if len(word) < COMPARED_CHARACTERS:
-        similar = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
-    return similar or [each for each in words if is_abbreviation(word, each)]
-
-
-def is_abbreviation(short: str, name: str) -> bool:
-    """Return whether a string has the first letter of each part of a name: lr of learning_rate."""
-    letters = "".join(re.findall(r"(?:^|[-_])(.)", name))
-    return len(short) > 1 and short == letters
-
-
 def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
     """Return a text, such as the message of an exception, in one line of at most `limit` characters."""
     return " ".join(str(text).split())[:limit]
@@ -141,17 +107,6 @@ def plural(number: int, noun: str) -> str:
     stem = re.sub("(?<![aeiou])y$", "ie", noun)
     ending = "es" if re.search("(s|x|tch|sh)$", noun) else "s"
     return f"{number:,} {stem}{ending}{of}{others}"
-
-
-def add_own_note(error: BaseException, text: str) -> None:
-    """Add a note of jaxgpt to an error that is raised unchanged, such as an error in the user's own code."""
-    error.add_note(f"{_OWN_NOTE}{text}")
-
-
-def own_notes(error: BaseException) -> list[str]:
-    """Return the notes of `add_own_note`, without the notes of other libraries, such as JAX."""
-    notes = getattr(error, "__notes__", [])  # absent without notes (PEP 678)
-    return [note.removeprefix(_OWN_NOTE) for note in notes if note.startswith(_OWN_NOTE)]
 
 
 def short_repr(value: Any) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.atomic import write_atomically
-from jaxgpt.errors import UserError, did_you_mean, reported
+from jaxgpt.errors import UserError, reported
 from jaxgpt.locks import locked
 from jaxgpt.strict_json import parse_json
+from jaxgpt.suggestions import did_you_mean
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
 

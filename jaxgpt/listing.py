@@ -1,8 +1,7 @@
-"""Files of data: list the visible files of a directory tree, and recognize files of records."""
+"""List the visible files of a directory tree, without the outputs of jaxgpt."""
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 import stat
@@ -13,17 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxgpt.directories import RUN_FILES, holds_run, output_kind
-from jaxgpt.errors import UserError, plural, reported
+from jaxgpt.errors import plural, reported
 
-PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
-RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files with a record per line or row
-DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
-# Descriptions of a data set, as the library datasets writes them.
-DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 LOG = re.compile(r".*\.log|nohup\.out|slurm-.*\.(out|err)", re.IGNORECASE)  # names of logs, which grow during a run
-HEAD = 1 << 16  # bytes of a JSON file that show its layout
-# Beginning of an array of objects, or an object in one line, which ends with a brace or has no line break in `HEAD` bytes.
-_RECORDS = re.compile(rb"\s*(\[\s*\{|\{[^\n]*(\}\s*\n|\Z))")
 
 
 @dataclass(frozen=True)
@@ -51,16 +42,21 @@ def list_files(directory: Path) -> Listing:
     to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
     command are skipped. Logs (`LOG`) are also skipped, unless most of the files and most of the bytes are logs.
     """
-    tree = _Tree(directory)
+    tree = FileTree(directory)
     files = [*tree.files(directory)]
     skipped = dict(tree.skipped)
-    logs = [file for file in files if LOG.fullmatch(file.name)]
-    others = [file for file in files if not LOG.fullmatch(file.name)]
+    logs = [file for file in files if is_log(file)]
+    others = [file for file in files if not is_log(file)]
     are_text = len(logs) > len(others) and _bytes(logs) > _bytes(others)  # such as archives of chats
     if logs and not are_text:
         skipped["log"] = len(logs)
         files = others
     return Listing(tuple(files), skipped)
+
+
+def is_log(file: Path) -> bool:
+    """Return whether the name of a file is a name of logs."""
+    return bool(LOG.fullmatch(file.name))
 
 
 def _bytes(files: Sequence[Path]) -> int:
@@ -72,7 +68,7 @@ def _bytes(files: Sequence[Path]) -> int:
     return total
 
 
-class _Tree:
+class FileTree:
     """A directory tree: reads each directory once, and counts what is skipped.
 
     Attributes:
@@ -136,48 +132,3 @@ def _is_read_anyway(target: Path, root: Path) -> bool:
         return False
     outer = [parent for parent in target.parents if parent != root and parent.is_relative_to(root)]
     return not any(output_kind(parent) for parent in outer)
-
-
-def holds_records(path: Path) -> bool:
-    """Return whether a path is a file of records, or a directory of such files, documentation and logs.
-
-    The name determines this: JSON Lines, Parquet and compressed JSON are records. An uncompressed `.json` file is records if
-    it begins with an array of objects or with a complete object in a line, and otherwise text. Directories are listed as by
-    `list_files`: links are followed, and runs, exported models and prepared ids are skipped.
-    """
-    if not path.is_dir():
-        return _is_records(path)
-    found = False
-    try:
-        for file in _Tree(path).files(path):
-            if _is_records(file):
-                found = True
-            elif file.suffix.lower() not in DOCUMENTATION and not LOG.fullmatch(file.name):
-                return False
-    except UserError:  # the reader of the directory reports the error
-        return False
-    return found
-
-
-def _is_records(path: Path) -> bool:
-    """Return whether a file holds records, by its name, and if it is JSON by its beginning."""
-    name = path.name.lower()
-    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
-    name = name.removesuffix(packed)
-    if name.endswith(RECORDS):
-        return True
-    if not name.endswith(".json") or name in DESCRIPTIONS:
-        return False
-    return bool(packed) or _begins_as_records(path)
-
-
-def _begins_as_records(path: Path) -> bool:
-    """Return whether a JSON file begins with an array of objects, or with a complete object in a line."""
-    if not path.is_file():  # for example, a named pipe, which would block
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError:  # the reader of the file reports the error
-        return False
-    return bool(_RECORDS.match(head.removeprefix(codecs.BOM_UTF8)))

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
+from jaxgpt.suggestions import did_you_mean
 
 DEFAULT = "python-char"
 # Python's standard library as text. The validation split is small, so that an evaluation takes seconds.

@@ -11,7 +11,8 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError, did_you_mean, nearest, short_repr
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.suggestions import did_you_mean, nearest
 
 INF = math.inf
 INT_MAX = 2**31 - 1

@@ -1,4 +1,7 @@
-"""Stop on a signal: in training, the first signal requests a stop; two Ctrl-C in two seconds end the process."""
+"""Signals: inside `stop_on_signal`, the first one requests a stop; outside, a signal ends the process with one line.
+
+The thread of `exit_on_signals` ends the process even while native code runs. Two Ctrl-C in two seconds always end it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
-INTERRUPTED = 130  # exit code after SIGINT, by convention
-UNFINISHED = 75  # exit code of a stopped training run that can be resumed (EX_TEMPFAIL)
+from jaxgpt.early_end import exit_now, with_advice
+from jaxgpt.errors import INTERRUPTED
+
 # Signals that request a stop: Ctrl-C, kill and Kubernetes, a closing terminal, warnings of schedulers before a time limit.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 TWICE = 2.0  # maximum seconds between two presses of Ctrl-C that end the process
-SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # escape sequences that erase the progress line and show the cursor
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C again to stop now, without saving\n"
 
 
@@ -51,35 +54,17 @@ class _Process:
     """State of this process, shared by its signal handlers and the thread of `exit_on_signals`.
 
     Attributes:
-        advice: returns the advice for an early exit, see `set_advice`.
         stop: request of the innermost `stop_on_signal`.
         is_watching: whether the thread of `exit_on_signals` receives all signals.
         ending: held while `_end` prints its line, so that only one thread prints it. Two Ctrl-C do not wait for it.
     """
 
-    advice: Callable[[], str]
     stop: Stop | None = None
     is_watching: bool = False
     ending: threading.RLock = field(default_factory=threading.RLock)
 
 
-_process = _Process(advice=str)  # `str()` is "": no advice
-
-
-def set_advice(advice: Callable[[], str]) -> None:
-    """Set the function that returns advice for an early exit: the kept checkpoint and the resume command."""
-    _process.advice = advice
-
-
-def advice() -> str:
-    """Return the advice for a process that ends early; "" before `set_advice`."""
-    return _process.advice()
-
-
-def with_advice(reason: str) -> str:
-    """Append the advice for an early end, if any, to its reason."""
-    text = advice()
-    return f"{reason}: {text}" if text else reason
+_process = _Process()
 
 
 @contextmanager
@@ -178,13 +163,3 @@ def restore_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)
-
-
-def exit_now(reason: str, code: int) -> NoReturn:
-    """Print a line and end the process, from any thread, without waiting for other threads."""
-    with suppress(OSError):  # closed stream
-        for stream in (1, 2):
-            if os.isatty(stream) and os.environ.get("TERM") not in ("dumb", "unknown"):
-                os.write(stream, SHOW_CURSOR)
-        os.write(2, f"jaxgpt: {reason}\n".encode())
-    os._exit(code)

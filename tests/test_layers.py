@@ -13,7 +13,8 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors progress strict_json locks atomic files directories listing hub signals time_limit cpu heap runtime settings
+    errors suggestions out_of_memory exception_notes progress strict_json locks atomic files directories
+    listing record_files hub early_end signals time_limit cpu heap runtime settings
     mix reward_words template_variables options
     model_settings data_settings train_settings post_settings config config_changes data_files config_json presets
     ops model train decoding
@@ -57,7 +58,7 @@ def core_files() -> list[Path]:
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(repository())))
 def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
     """The operations that make a backend fast reach the core as one value, from `kernels`."""
-    assert imports(path) <= {"errors", "settings", "options", "config", *CORE}
+    assert imports(path) <= {"errors", "suggestions", "settings", "options", "config", *CORE}
     words = set(re.findall(r"[a-z_]+", path.read_text().lower()))
     machines = "cpu cpus gpu gpus tpu tpus xla cuda cudnn platform platforms backend backends default_backend"
     assert not words & {*machines.split(), "platform_dependent", "set_xla_metadata"}

@@ -19,7 +19,8 @@ from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data.text import read_path
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError
-from jaxgpt.listing import holds_records, list_files
+from jaxgpt.listing import list_files
+from jaxgpt.record_files import holds_records
 
 NOBODY = 65534  # user id of a user without privileges
 CLOSED = Path("texts/closed")

@@ -18,10 +18,10 @@ from jaxgpt.signals import SIGNALS, Stop, stop_on_signal
 # An entry point that prints a line and then runs native code for half an hour, which lets other threads run.
 ENTRY = """
 import hashlib
-from jaxgpt import cli, signals
+from jaxgpt import cli, early_end
 
 def command(words):
-    signals.set_advice(lambda: "the checkpoint of step 4 is kept")
+    early_end.set_advice(lambda: "the checkpoint of step 4 is kept")
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
@@ -130,7 +130,7 @@ def test_a_signal_to_a_forked_process_does_not_end_its_parent() -> None:
     time.sleep(0.2)  # for the thread that handles signals
     print(f"the child was ended by {status}, its parent was not")
 """
-    begin, _ = ENTRY.split("    signals.set_advice")
+    begin, _ = ENTRY.split("    early_end.set_advice")
     code = f"{begin}{fork}\ncli.main = command\ncli.entry()\n"
     # Python 3.12 warns of a fork in a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]

@@ -14,7 +14,8 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.directories import CHECKPOINTS, CONFIG, NEW, REPLACED, RUN_FILES
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, full_disk_fix, reported
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, reported
+from jaxgpt.exception_notes import add_own_note
 from jaxgpt.locks import LOCK, sole_writer
 
 

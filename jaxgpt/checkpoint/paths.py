@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from jaxgpt.directories import CHECKPOINTS, CONFIG, RUN_FILES
-from jaxgpt.errors import UserError, nearest, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import missing
+from jaxgpt.suggestions import nearest
 
 
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:

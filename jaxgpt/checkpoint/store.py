@@ -21,7 +21,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxgpt.checkpoint.paths import check_backslash
-from jaxgpt.errors import UserError, is_out_of_device_memory, one_line
+from jaxgpt.errors import UserError, one_line
+from jaxgpt.out_of_memory import is_out_of_device_memory
 from jaxgpt.parallel.processes import is_peer_failure
 
 if TYPE_CHECKING:  # Orbax and optax: slow imports, deferred to the functions that need them

@@ -15,10 +15,11 @@ from typing import Any
 
 from jaxgpt.cli.failure import Failure, known_failure
 from jaxgpt.cli.output import note
-from jaxgpt.errors import UserError
+from jaxgpt.early_end import with_advice
+from jaxgpt.errors import INTERRUPTED, UserError
 from jaxgpt.heap import tune_memory
 from jaxgpt.runtime import keep_compiled, set_quick_flag, skip_missing_tpus
-from jaxgpt.signals import INTERRUPTED, exit_on_signals, with_advice
+from jaxgpt.signals import exit_on_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from jaxgpt.cli.options import FLAT, Json
 from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.config import PrepareParams
+from jaxgpt.early_end import set_advice
 from jaxgpt.errors import UserError, plural
-from jaxgpt.signals import set_advice
 
 if TYPE_CHECKING:
     from jaxgpt.data.prepared.index import Index, Skips, SplitEntry, TokenizerEntry

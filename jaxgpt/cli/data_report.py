@@ -12,9 +12,10 @@ from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, PostConfig
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
@@ -127,7 +128,7 @@ def _for_pairs(config: Config, is_run: bool) -> Config:
     Unusable pairs are skipped and counted. Without a run or data.window, windows are longer than any pair.
     """
     from jaxgpt.data.preferences import are_preferences
-    from jaxgpt.listing import holds_records
+    from jaxgpt.record_files import holds_records
 
     paths = [Path(each.path) for each in config.data.sources if each.path]
     has_pairs = any(path.exists() and holds_records(path) and are_preferences(path) for path in paths)

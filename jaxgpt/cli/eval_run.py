@@ -17,7 +17,6 @@ from jaxgpt.data import Data, Split, with_path
 from jaxgpt.data.preferences import are_preferences
 from jaxgpt.data.source_settings import check_sources, check_windows_begin
 from jaxgpt.errors import UserError
-from jaxgpt.listing import holds_records
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
@@ -26,6 +25,7 @@ from jaxgpt.post.held_out import HeldOutReward, RewardResult
 from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
 from jaxgpt.post.start import build_program, named_reward
 from jaxgpt.progress import Progress
+from jaxgpt.record_files import holds_records
 from jaxgpt.trainer.evaluation import evaluate
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.mean_loss import Evaluation

@@ -11,8 +11,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jaxgpt.errors import FAILED
-from jaxgpt.signals import UNFINISHED
+from jaxgpt.errors import FAILED, UNFINISHED
 
 OWN = "jaxgpt: "  # prefix of the messages of jaxgpt
 LOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|\*\*\* Check failure")  # beginning of XLA's log records

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxgpt.errors import (
-    BAD_INPUT,
-    FAILED,
-    FULL,
-    MORE_HOST_MEMORY,
-    TrainingFailed,
-    UserError,
-    full_disk_fix,
-    is_out_of_device_memory,
-    one_line,
-    out_of_host_memory,
-)
+from jaxgpt.early_end import with_advice
+from jaxgpt.errors import BAD_INPUT, FAILED, FULL, TrainingFailed, UserError, full_disk_fix, one_line
+from jaxgpt.out_of_memory import MORE_HOST_MEMORY, is_out_of_device_memory, out_of_host_memory
 from jaxgpt.runtime import debugs_nans
-from jaxgpt.signals import with_advice
 
 
 class Failure(NamedTuple):

@@ -11,8 +11,9 @@ from jaxgpt.cli.options import NO_SETTINGS, GivenSettings
 from jaxgpt.cli.parse import parse_options
 from jaxgpt.cli.settings import given_model, named_config, with_settings, with_vocab
 from jaxgpt.config import Config
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS
+from jaxgpt.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology

@@ -18,10 +18,10 @@ from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, l
 from jaxgpt.cli.run_summary import run_summary, update_baselines
 from jaxgpt.cli.train_settings import has_preset_prompt
 from jaxgpt.data import Data
+from jaxgpt.early_end import set_advice
 from jaxgpt.errors import UserError, plural
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.progress import Progress, duration
-from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.mean_loss import Evaluation

@@ -10,10 +10,11 @@ from typing import Any
 from jaxgpt.config import Config
 from jaxgpt.config_json import from_json
 from jaxgpt.data_settings import NAMED_TOKENIZERS
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
 from jaxgpt.mix import path_of, with_paths
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.suggestions import did_you_mean
 
 
 def named_config(target: str) -> Config:

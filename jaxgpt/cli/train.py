@@ -11,8 +11,9 @@ from jaxgpt.cli.settings import named_config
 from jaxgpt.cli.train_settings import TrainOptions, ignored_settings, new_config, resumed_config
 from jaxgpt.cli.train_tasks import TrainTasks
 from jaxgpt.config import DistributedConfig
-from jaxgpt.errors import TrainingFailed, one_line, own_notes
-from jaxgpt.signals import UNFINISHED, set_advice
+from jaxgpt.early_end import set_advice
+from jaxgpt.errors import UNFINISHED, TrainingFailed, one_line
+from jaxgpt.exception_notes import own_notes
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run

@@ -18,7 +18,8 @@ from jaxgpt.data.files.plain_text import read_text_file, read_text_files
 from jaxgpt.data.tokenizers.base import END_OF_TEXT
 from jaxgpt.directories import output_kind
 from jaxgpt.errors import UserError, plural
-from jaxgpt.listing import holds_records, list_files
+from jaxgpt.listing import list_files
+from jaxgpt.record_files import holds_records
 
 NO_TEXT = "no text is specified: add --data.path FILE"
 AS_TEXT = STRUCTURED | {".json": "JSON"}  # formats to name in the description of a text

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 from jaxgpt.follow.events import EventFile
 from jaxgpt.follow.tracker import Page, Row, Tracker
+from jaxgpt.suggestions import did_you_mean
 
 PROJECT = "jaxgpt"  # default name of the project or experiment
 

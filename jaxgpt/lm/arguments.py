@@ -17,9 +17,10 @@ from jaxgpt.config import ModelConfig, TextParams
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.decoding.buffer import TokenBuffer
 from jaxgpt.decoding.sampling import Filter, filter_name
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.options import NEW_TOKENS
 from jaxgpt.settings import as_int
+from jaxgpt.suggestions import did_you_mean
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 

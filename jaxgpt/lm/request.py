@@ -14,13 +14,14 @@ from jaxgpt.config import SamplingParams, TextParams
 from jaxgpt.data.chat.encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import Filter
-from jaxgpt.errors import UserError, is_out_of_device_memory
+from jaxgpt.errors import UserError
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, max_new, start_ids
 from jaxgpt.lm.model import LM
 from jaxgpt.lm.placement import cache_shards, row_ways, use_mesh_of
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import Decoder, TextStream
+from jaxgpt.out_of_memory import is_out_of_device_memory
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
 

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model.params import Model, Weight, abstract_params, flatten_params, map_weights
 from jaxgpt.settings import as_int
+from jaxgpt.suggestions import did_you_mean
 
 TARGETS = ("q_proj", "v_proj")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from jaxgpt.early_end import exit_now, with_advice
 from jaxgpt.errors import FAILED
-from jaxgpt.signals import exit_now, with_advice
 
 BEATS = 6  # heartbeats in the time limit
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits

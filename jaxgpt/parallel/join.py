@@ -19,10 +19,10 @@ from typing import NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig
+from jaxgpt.early_end import with_advice
 from jaxgpt.errors import BAD_INPUT, FAILED, UserError, one_line
 from jaxgpt.parallel.heartbeat import LAST_WORDS, CoordinatorBoard, Heartbeats, set_heartbeats
 from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
-from jaxgpt.signals import with_advice
 
 # JAX's own heartbeat limit, which aborts with a stack trace, is this number of seconds above the limit of `Heartbeats`.
 MARGIN = 30

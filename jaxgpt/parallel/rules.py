@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig, ModelConfig
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.suggestions import did_you_mean
 
 AXES = tuple(axis.name for axis in fields(MeshConfig))  # names of the mesh axes, in the order of the settings
 SMALL = 1 << 16  # arrays without logical axes are replicated if they have fewer elements

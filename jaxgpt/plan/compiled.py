@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxgpt.errors import UserError, is_out_of_device_memory
+from jaxgpt.errors import UserError
+from jaxgpt.out_of_memory import is_out_of_device_memory
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.plan.abstract import StepFlops
 from jaxgpt.plan.collectives import read_program

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import Target
 from jaxgpt.parallel.chips import CHIPS, Chip
+from jaxgpt.suggestions import did_you_mean
 
 
 class CloudSlices(NamedTuple):

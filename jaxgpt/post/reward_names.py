@@ -13,8 +13,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.errors import UserError, did_you_mean, one_line, short_repr
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.reward_words import ANSWER, is_own_code
+from jaxgpt.suggestions import did_you_mean
 
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.checkpoint.match import check_names
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.weights import dequantize
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import per_layer
 from jaxgpt.ops import Ops
 from jaxgpt.study.activation_names import activation_name
+from jaxgpt.suggestions import did_you_mean
 
 # Names of activations are patterns: `*` matches any part of a name.
 Taps = tuple[str, ...]  # names of the activations to return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 from jaxgpt.study.curves import (
     AXES,
     FULL,
@@ -27,6 +27,7 @@ from jaxgpt.study.curves import (
     draw_rollouts,
 )
 from jaxgpt.study.figure import drawable, new_figure, styled
+from jaxgpt.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 
-from jaxgpt.errors import UserError, did_you_mean, one_line
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.hub import reachable
 from jaxgpt.lm import LM
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.suggestions import did_you_mean
 from jaxgpt.tasks.definitions import FILES, check_files, check_kind, check_sources
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, offline, quiet
 from jaxgpt.tasks.record import TaskResult, results_of

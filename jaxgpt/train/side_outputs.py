@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
-from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.errors import short_repr
 from jaxgpt.model.gpt import SideOutputs
+from jaxgpt.suggestions import did_you_mean
 
 # Side outputs that are always 0, because only their gradient matters. They are not metrics.
 WITHOUT_VALUE = ("router_bias",)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
-from jaxgpt.errors import add_own_note, one_line
+from jaxgpt.errors import one_line
+from jaxgpt.exception_notes import add_own_note
 from jaxgpt.progress import Progress
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluators import Result

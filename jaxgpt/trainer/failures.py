@@ -13,15 +13,8 @@ import jax
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.errors import (
-    MORE_HOST_MEMORY,
-    TrainingFailed,
-    WriteFailed,
-    full_disk_fix,
-    is_out_of_device_memory,
-    one_line,
-    out_of_host_memory,
-)
+from jaxgpt.errors import TrainingFailed, WriteFailed, full_disk_fix, one_line
+from jaxgpt.out_of_memory import MORE_HOST_MEMORY, is_out_of_device_memory, out_of_host_memory
 from jaxgpt.trainer.divergence import Diverged
 from jaxgpt.trainer.program import Program
 

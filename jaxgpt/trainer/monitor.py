@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
+from jaxgpt.early_end import exit_now, with_advice
+from jaxgpt.errors import UNFINISHED
 from jaxgpt.parallel.heartbeat import set_status, statuses
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.signals import UNFINISHED, Stop, exit_now, with_advice
+from jaxgpt.signals import Stop
 from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener
 from jaxgpt.trainer.prefetch import wait_for

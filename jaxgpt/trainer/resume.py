@@ -10,7 +10,7 @@ from jaxgpt.config_changes import changes
 from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data_files import place_of
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.listing import RECORDS
+from jaxgpt.record_files import RECORDS
 
 # Prefixes of the names of settings that a resumed run keeps; `_may_change` has the exceptions.
 KEPT = ("model.", "data.", "lora.", "post.", "optim.name", "train.eval_windows")

@@ -19,7 +19,8 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.data import Data
 from jaxgpt.directories import REPLACED
-from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, add_own_note, one_line
+from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, one_line
+from jaxgpt.exception_notes import add_own_note
 from jaxgpt.parallel.processes import Poll, SharedError, is_leader, on_leader, process_count
 from jaxgpt.provenance import versions
 from jaxgpt.runtime import debugs_nans

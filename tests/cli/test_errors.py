@@ -122,7 +122,7 @@ def test_an_early_end_is_one_line(error: BaseException, code: int, line: str, mo
         raise error
 
     monkeypatch.setattr("jaxgpt.cli.info.named_config", fail)
-    monkeypatch.setattr("jaxgpt.signals._process.advice", lambda: "the checkpoint of step 4 is kept")
+    monkeypatch.setattr("jaxgpt.early_end._advice.current", lambda: "the checkpoint of step 4 is kept")
     with jax.debug_nans(True):
         result = jaxgpt("info", "gpt2")
     assert (result.code, result.err) == (code, line)

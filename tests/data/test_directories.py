@@ -20,7 +20,8 @@ from jaxgpt.data.tokenizers.base import ByteTokenizer
 from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
-from jaxgpt.listing import Listing, holds_records, list_files
+from jaxgpt.listing import Listing, list_files
+from jaxgpt.record_files import holds_records
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 

@@ -16,7 +16,7 @@ import pytest
 
 from jaxgpt.data.files.lenient_json import Twice
 from jaxgpt.data.files.records import read_records
-from jaxgpt.listing import holds_records
+from jaxgpt.record_files import holds_records
 
 VALUES = [
     {"messages": [{"role": "user", "content": "Zażółć 👋"}]},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxgpt import signals
+from jaxgpt import early_end
 from jaxgpt.parallel.heartbeat import BEAT, Heartbeats, not_training
 
 
@@ -53,7 +53,7 @@ class Room:
 
 @pytest.fixture(autouse=True)
 def advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals._process, "advice", lambda: "the checkpoint of step 4 is kept; resume with: X")
+    monkeypatch.setattr(early_end._advice, "current", lambda: "the checkpoint of step 4 is kept; resume with: X")
 
 
 def test_a_silent_process_is_named_in_one_line_by_all_others() -> None:

@@ -24,13 +24,13 @@ from jaxgpt.cli.train import REFERENCE_STAGE
 from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, PostConfig, TrainConfig
 from jaxgpt.data import Batches, Windows, open_data
 from jaxgpt.data.tokenizers.base import CharTokenizer
+from jaxgpt.errors import UNFINISHED
 from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import reference_log_p
 from jaxgpt.post.reference_once import ReferenceOnce, first_uses
 from jaxgpt.post.referenced_pairs import ReferencedPairs
 from jaxgpt.post.start import build_program
-from jaxgpt.signals import UNFINISHED
 from jaxgpt.trainer.events import StageProgress
 from jaxgpt.trainer.metrics import read_metrics
 

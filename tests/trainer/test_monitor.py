@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import TEXT, small_run
 
-from jaxgpt import signals
+from jaxgpt import early_end, signals
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.data import Batches
 from jaxgpt.signals import Stop
@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(signals._process, "advice", lambda: "the checkpoint of step 4 is kept")
+    monkeypatch.setattr(early_end._advice, "current", lambda: "the checkpoint of step 4 is kept")
     return Scene()
 
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.errors import short_repr
+from jaxgpt.suggestions import did_you_mean
 from jaxgpt_course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
 from jaxgpt_course.embeddings import EMBEDDING, ROPE
 from jaxgpt_course.exercise import Exercise

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from jaxgpt.config import LoraConfig, ModelConfig
 from jaxgpt.convert.peft.target_modules import modules_if_any
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model.lora import abstract_trained, matrices
 from jaxgpt.model.params import abstract_params
+from jaxgpt.suggestions import did_you_mean
 
 
 def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:

@@ -14,8 +14,9 @@ from jaxgpt.data.files.skipped import Skipped, reason_of
 from jaxgpt.data.token_files import split_of
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
-from jaxgpt.listing import holds_records, list_files
+from jaxgpt.listing import list_files
 from jaxgpt.progress import NO_PROGRESS, Progress
+from jaxgpt.record_files import holds_records
 
 T = TypeVar("T")
 

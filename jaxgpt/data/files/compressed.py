@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, cast
 
 from jaxgpt.data.files.formats import MissingPackage
 from jaxgpt.data.files.streams import open_streams
+from jaxgpt.record_files import PACKED
 
-PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
 HEAD = 16  # bytes that identify a compression
 
 

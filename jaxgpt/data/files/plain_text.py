@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
-from jaxgpt.data.files.compressed import HEAD, PACKED, compression
+from jaxgpt.data.files.compressed import HEAD, compression
 from jaxgpt.data.files.formats import LINES, NUMPY, check_no_arrow, how_to_convert_npy
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import check_kind
+from jaxgpt.record_files import PACKED
 
 TEXT_BYTES = 2 * 10**8  # maximum size in bytes of a text, which is read into memory
 DOCUMENTS = (*LINES, ".parquet", *PACKED)  # suffixes of files for `jaxgpt data prepare`

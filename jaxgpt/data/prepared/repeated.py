@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from jaxgpt.data.files.compressed import PACKED
 from jaxgpt.data.files.formats import STRUCTURED
 from jaxgpt.data.prepared.sources import HUB, Source
 from jaxgpt.data.token_files import split_of
+from jaxgpt.record_files import PACKED
 
 VERSION = re.compile(r"(?:(?<![A-Za-z])[vV]|(?<=[a-z])V)(\d+)(?![A-Za-z])")  # the 2 in `v2-train` and `StoriesV2-train`
 

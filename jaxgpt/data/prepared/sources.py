@@ -9,7 +9,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxgpt.data.files.compressed import PACKED
 from jaxgpt.data.files.formats import LINES, check_no_arrow
 from jaxgpt.data.prepared.index import SourceEntry
 from jaxgpt.directories import output_kind
@@ -17,6 +16,7 @@ from jaxgpt.errors import UserError, printable, reported
 from jaxgpt.files import check_kind, missing
 from jaxgpt.hub import download
 from jaxgpt.listing import list_files
+from jaxgpt.record_files import PACKED
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 KINDS = [f"{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *PACKED)]

@@ -24,10 +24,11 @@ from jaxgpt.directories import (
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
 )
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes
 from jaxgpt.settings import MAX_VOCAB
 from jaxgpt.strict_json import parse_json
+from jaxgpt.suggestions import did_you_mean
 
 # Files of tokenizers without a tokenizer.json.
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
