@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxgpt.cli.settings import origin, with_settings
 from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, inherited_note, positions_in, unset_of_chats, with_weights
-from jaxgpt.config import Config, TrainConfig, changes
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.config_changes import changes
 from jaxgpt.errors import UserError
 from jaxgpt.post_settings import DISTILLATION
 from jaxgpt.presets import PRESETS
