@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.output import print_json, progress
 from jaxgpt.cli.plan_case import Case, make_case, other_case
+from jaxgpt.cli.plan_comparison import comparison_json, comparison_text
 from jaxgpt.cli.plan_parts import (
     Advice,
     Plan,
@@ -22,8 +23,6 @@ from jaxgpt.cli.plan_parts import (
 )
 from jaxgpt.cli.plan_text import (
     advice_text,
-    comparison_json,
-    comparison_text,
     estimate_text,
     meshes_json,
     meshes_text,

@@ -1,4 +1,4 @@
-"""The tables of a plan: the run, one step, two steps with their difference, the meshes of a topology."""
+"""The tables of a plan: the run, the cost of a step or a rollout, and the meshes of a topology."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
     from jaxgpt.cli.plan_case import Case
+    from jaxgpt.parallel.chips import Chip
     from jaxgpt.plan.choices import MeshChoice
     from jaxgpt.plan.collectives import Collective
     from jaxgpt.plan.cost import StepCost
@@ -66,37 +67,24 @@ def rollout_title(case: Case) -> str:
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step") -> str:
-    """Format the per-device cost of a step, or of a different unit of work, and the time of `steps` steps (0: omit it)."""
+    """Format the cost of a unit of work on one device: memory, FLOPs, communication and roofline.
+
+    Args:
+        cost: cost of the unit.
+        topology: hardware.
+        steps: steps of the run; 0: omit its duration.
+        unit: name of the unit: step or rollout.
+    """
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {_verdict(cost)}"
-    if cost.out_of_memory:
+    if cost.out_of_memory:  # the other costs are unknown
         return aligned(facts)
 
     facts["FLOPs"] = _flops(cost)
     facts["memory traffic"] = f"{si(cost.hbm_bytes)}B"
     facts["communication"] = _collective_rows(cost.collectives, topology)
-
-    seconds = cost.seconds(topology.chip)
-    times = {kind: f"{1e3 * each:.2f} ms" for kind, each in seconds.items() if each}
-    if topology.chip.torus > 1 and "links" in times:
-        times["links"] += f" ({1e3 * topology.chip.torus * seconds['links']:.2f} along one dimension)"
-    facts["at peak rates"] = ", ".join(f"{kind} {time}" for kind, time in times.items())
-
-    bounds = cost.bounds(topology.chip)
-    low = bounds["seconds_overlapped"]
-    high = bounds["seconds_serial"]
-    roofline = [f"{unit}: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without overlap (sum)"]
-    least = bounds.get("seconds_least", 0.0)
-    if least:
-        roofline.append(
-            f"lower bound of the {unit}: {1e3 * least:.2f} ms; upper bound of MFU: {bounds['mfu_most']:.0%}"
-        )
-    # Model FLOPs count attention to future tokens, which kernels skip.
-    above = " (above 100%: model FLOPs count masked scores)" if bounds["mfu_overlapped"] > 1 else ""
-    roofline.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}{above}")
-    if steps:
-        roofline.append(f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}")
-    facts["roofline"] = roofline
+    facts["at peak rates"] = _times(cost, topology.chip)
+    facts["roofline"] = _roofline(cost, topology.chip, steps, unit)
     return aligned(facts)
 
 
@@ -124,6 +112,32 @@ def _flops(cost: StepCost) -> str:
     return flops
 
 
+def _times(cost: StepCost, chip: Chip) -> str:
+    """Format the times of the resources at peak rates."""
+    seconds = cost.seconds(chip)
+    times = {kind: _ms(each) for kind, each in seconds.items() if each}
+    if chip.torus > 1 and "links" in times:
+        times["links"] += f" ({1e3 * chip.torus * seconds['links']:.2f} along one dimension)"
+    return ", ".join(f"{kind} {time}" for kind, time in times.items())
+
+
+def _roofline(cost: StepCost, chip: Chip, steps: int, unit: str) -> list[str]:
+    """Return lines about the time and the MFU of a unit of work, with full overlap of the resources and without."""
+    bounds = cost.bounds(chip)
+    low = bounds["seconds_overlapped"]
+    high = bounds["seconds_serial"]
+    lines = [f"{unit}: {_ms(low)} with full overlap (max), {_ms(high)} without overlap (sum)"]
+    least = bounds.get("seconds_least")
+    if least:
+        lines.append(f"lower bound of the {unit}: {_ms(least)}; upper bound of MFU: {bounds['mfu_most']:.0%}")
+    # Model FLOPs count attention to future tokens, which kernels skip.
+    above = " (above 100%: model FLOPs count masked scores)" if bounds["mfu_overlapped"] > 1 else ""
+    lines.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}{above}")
+    if steps:
+        lines.append(f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}")
+    return lines
+
+
 def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> list[str]:
     """Format the collectives of a step in their order; the collectives after the first `SITES` are summed in one row."""
     from jaxgpt.plan.cost import collective_seconds
@@ -131,10 +145,10 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
     rows = []
     for collective in collectives[:SITES]:
         seconds = collective_seconds(collective, topology.chip)
-        time = f"{1e3 * seconds.all_links:.2f} ms"
+        time = _ms(seconds.all_links)
         if seconds.one_dimension > seconds.all_links:
             time += f" ({1e3 * seconds.one_dimension:.2f} along one dimension)"
-        where = "between slices" if collective.between_slices else f"along {_along(collective)}"
+        where = "between slices" if collective.between_slices else f"along {along(collective)}"
         sent = f"{plural(collective.times, 'call')}, {si(collective.sent * collective.times)}B sent"
         rows.append(f"{time}  {collective.kind} {where}: {collective.site or 'scalars and others'}, {sent}")
 
@@ -142,7 +156,7 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
     if others:
         total = sum(collective_seconds(collective, topology.chip).all_links for collective in others)
         sent = si(sum(collective.sent * collective.times for collective in others))
-        rows.append(f"{1e3 * total:.2f} ms  {len(others)} smaller kinds, {sent}B sent")
+        rows.append(f"{_ms(total)}  {len(others)} smaller kinds, {sent}B sent")
     return rows
 
 
@@ -157,53 +171,14 @@ def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
     return choice.flags, f"{cost.total / GIB:.2f}", fits, *milliseconds, f"{bounds['mfu_most']:.0%}"
 
 
-def figures_of(cost: StepCost, topology: Topology, unit: str = "step") -> dict[str, float]:
-    """Return the numbers that a comparison shows, by label: GiB, milliseconds of a unit of work, percent."""
-    chip = topology.chip
-    figures = {f"{kind}, GiB": size / GIB for kind, size in cost.memory.items()}
-    figures |= {"total, GiB": cost.total / GIB, "available, GiB": cost.available / GIB}
-    if cost.out_of_memory:
-        return figures
-    figures |= {f"{name}, ms": 1e3 * each for name, each in cost.seconds(chip).items()}
-    for (kind, axes), seconds in _seconds_by_axes(cost.collectives, topology).items():
-        figures[f"  {kind} along {axes}, ms"] = 1e3 * seconds
-    bounds = cost.bounds(chip)
-    figures |= {
-        f"{unit} with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
-        f"{unit} without overlap, ms": 1e3 * bounds["seconds_serial"],
-        "MFU at most, %": 100 * bounds.get("mfu_most", bounds["mfu_overlapped"]),
-    }
-    return figures
-
-
-def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], float]:
-    """Sum the seconds of collectives, with all links in use, by kind and mesh axes."""
-    from jaxgpt.plan.cost import collective_seconds
-
-    sums: dict[tuple[str, str], float] = {}
-    for collective in collectives:
-        key = collective.kind, _along(collective)
-        seconds = collective_seconds(collective, topology.chip).all_links
-        sums[key] = sums.get(key, 0.0) + seconds
-    return sums
-
-
-def difference(this: dict[str, float], other: dict[str, float]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a comparison: label, number of each plan, change; a number that one plan lacks is 0."""
-    rows = []
-    for label in this | other:
-        a = this.get(label, 0.0)
-        b = other.get(label, 0.0)
-        change = f"{b - a:+.2f}"
-        if a and abs(b - a) > 0.005:
-            change += f" ({(b - a) / a:+.0%})"
-        rows.append((label, f"{a:.2f}", f"{b:.2f}", change))
-    return rows
-
-
-def _along(collective: Collective) -> str:
+def along(collective: Collective) -> str:
     """Return the names of the mesh axes along which a collective communicates, or the size of its groups."""
     return " x ".join(collective.axes) or f"groups of {collective.group}"
+
+
+def _ms(seconds: float) -> str:
+    """Format seconds as milliseconds."""
+    return f"{1e3 * seconds:.2f} ms"
 
 
 def si(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The output of plans: the text and the JSON of one plan, of all meshes of a topology, and of two plans."""
+"""The output of plans: the text and the JSON of a plan, and of all meshes of a topology."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.output import aligned, columns
 from jaxgpt.cli.plan_case import Case
 from jaxgpt.cli.plan_parts import Advice, Plan
-from jaxgpt.cli.plan_tables import GIB, MESH_TITLES, difference, figures_of, head, mesh_row, rollout_title, table
+from jaxgpt.cli.plan_tables import GIB, MESH_TITLES, head, mesh_row, rollout_title, table
 
 if TYPE_CHECKING:
     from jaxgpt.plan.choices import MeshChoice
@@ -98,50 +98,4 @@ def meshes_json(case: Case, choices: Sequence[MeshChoice], larger: str) -> dict[
         "fits": any(choice.cost.fits for choice in choices),
         "larger": larger,
         "meshes": rows,
-    }
-
-
-def comparison_text(plans: Sequence[Plan], against: str, why_not: str) -> str:
-    """Format two plans in columns, with their difference; `against`: the further options of the second plan."""
-    this, other = plans
-    kind = "estimates" if why_not else "compiled"
-    parts = [
-        aligned(head(this.case)),
-        f"\n{kind}, per device and step: this plan, with {against}, and the difference",
-        columns([("", "this plan", "against", "difference"), *_differences(this, other, "train", "step")]),
-    ]
-
-    # Parts that both plans have.
-    if "decode" in this.costs:
-        parts += [
-            "\ncompiled decode step, per device (one token per row)",
-            columns(_differences(this, other, "decode", "step")),
-        ]
-    if "rollout" in this.costs and "rollout" in other.costs:
-        parts += [
-            "\nestimates of a rollout, per device, lower bounds",
-            columns(_differences(this, other, "rollout", "rollout")),
-        ]
-
-    if why_not:
-        parts.append(f"\nnot compiled: {why_not}")
-    return "\n".join(parts)
-
-
-def _differences(this: Plan, other: Plan, part: str, unit: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a part of two plans; `unit`: what a part does once, such as a step."""
-    figures = figures_of(this.costs[part], this.case.topology, unit)
-    other_figures = figures_of(other.costs[part], other.case.topology, unit)
-    return difference(figures, other_figures)
-
-
-def comparison_json(plans: Sequence[Plan], against: str, why_not: str) -> dict[str, Any]:
-    """Return two plans as values for JSON."""
-    this, _ = plans
-    return {
-        "name": this.case.title,
-        "against": against,
-        "fits": all(plan.fits for plan in plans),
-        "not_compiled": why_not,
-        "plans": [plan.to_json() for plan in plans],
     }

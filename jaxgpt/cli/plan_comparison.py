@@ -1,0 +1,105 @@
+"""The output of `jaxgpt plan --against`: two plans in columns with their difference, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxgpt.cli.output import aligned, columns
+from jaxgpt.cli.plan_parts import Plan
+from jaxgpt.cli.plan_tables import GIB, along, head
+
+if TYPE_CHECKING:
+    from jaxgpt.plan.collectives import Collective
+    from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.topology import Topology
+
+
+def comparison_text(plans: Sequence[Plan], against: str, why_not: str) -> str:
+    """Format two plans in columns, with their difference; `against`: the further options of the second plan."""
+    this, other = plans
+    kind = "estimates" if why_not else "compiled"
+    parts = [
+        aligned(head(this.case)),
+        f"\n{kind}, per device and step: this plan, with {against}, and the difference",
+        columns([("", "this plan", "against", "difference"), *_differences(this, other, "train", "step")]),
+    ]
+
+    # Parts that both plans have.
+    if "decode" in this.costs:
+        parts += [
+            "\ncompiled decode step, per device (one token per row)",
+            columns(_differences(this, other, "decode", "step")),
+        ]
+    if "rollout" in this.costs and "rollout" in other.costs:
+        parts += [
+            "\nestimates of a rollout, per device, lower bounds",
+            columns(_differences(this, other, "rollout", "rollout")),
+        ]
+
+    if why_not:
+        parts.append(f"\nnot compiled: {why_not}")
+    return "\n".join(parts)
+
+
+def comparison_json(plans: Sequence[Plan], against: str, why_not: str) -> dict[str, Any]:
+    """Return two plans as values for JSON."""
+    this, _ = plans
+    return {
+        "name": this.case.title,
+        "against": against,
+        "fits": all(plan.fits for plan in plans),
+        "not_compiled": why_not,
+        "plans": [plan.to_json() for plan in plans],
+    }
+
+
+def _differences(this: Plan, other: Plan, part: str, unit: str) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a part of two plans; `unit`: its unit of work, step or rollout."""
+    figures = _figures(this.costs[part], this.case.topology, unit)
+    other_figures = _figures(other.costs[part], other.case.topology, unit)
+    return _rows(figures, other_figures)
+
+
+def _figures(cost: StepCost, topology: Topology, unit: str) -> dict[str, float]:
+    """Return the numbers of a plan in a comparison, keyed by label: GiB, milliseconds of a unit of work, percent."""
+    chip = topology.chip
+    figures = {f"{kind}, GiB": size / GIB for kind, size in cost.memory.items()}
+    figures |= {"total, GiB": cost.total / GIB, "available, GiB": cost.available / GIB}
+    if cost.out_of_memory:
+        return figures
+    figures |= {f"{name}, ms": 1e3 * each for name, each in cost.seconds(chip).items()}
+    for (kind, axes), seconds in _seconds_by_axes(cost.collectives, topology).items():
+        figures[f"  {kind} along {axes}, ms"] = 1e3 * seconds
+    bounds = cost.bounds(chip)
+    figures |= {
+        f"{unit} with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
+        f"{unit} without overlap, ms": 1e3 * bounds["seconds_serial"],
+        "MFU at most, %": 100 * bounds.get("mfu_most", bounds["mfu_overlapped"]),
+    }
+    return figures
+
+
+def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> dict[tuple[str, str], float]:
+    """Sum the seconds of collectives, with all links in use, by kind and mesh axes."""
+    from jaxgpt.plan.cost import collective_seconds
+
+    sums: dict[tuple[str, str], float] = {}
+    for collective in collectives:
+        key = collective.kind, along(collective)
+        seconds = collective_seconds(collective, topology.chip).all_links
+        sums[key] = sums.get(key, 0.0) + seconds
+    return sums
+
+
+def _rows(this: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a comparison: label, number of each plan, change; a number that one plan lacks is 0."""
+    rows = []
+    for label in {**this, **other}:
+        a = this.get(label, 0.0)
+        b = other.get(label, 0.0)
+        change = f"{b - a:+.2f}"
+        if a and abs(b - a) > 0.005:
+            change += f" ({(b - a) / a:+.0%})"
+        rows.append((label, f"{a:.2f}", f"{b:.2f}", change))
+    return rows
