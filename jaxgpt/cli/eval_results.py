@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EvalResult(NamedTuple):
-    """A result of `jaxgpt eval`.
+    """A result of `jaxgpt eval`, or a part of a result.
 
     Attributes:
         numbers: values of the JSON object.
@@ -54,23 +54,22 @@ def report_loss(about: dict[str, str], loss: Loss, config: Config, data: Data) -
         data: evaluated data.
     """
     result = loss.rounded
-    change = _change(loss) if loss.weights != "float32" else {}
-    effect = _describe_change(change) if change else ""
+    change = _rounding_change(loss)
     if config.post.is_preference:
-        numbers = {"objective": config.post.objective, "pairs": result.windows, **result.others}
         unit = f", {config.post.objective} per pair"
-        details = _pair_facts(result, config)
-        explanation = ERROR_OF_PAIRS
+        footnote = ERROR_OF_PAIRS
+        details = _pair_details(result, config)
     else:
-        numbers = _text_numbers(result, data)
         unit = " nats per token"
-        details = _text_facts(numbers, config)
-        explanation = ERROR_OF_DATA
+        footnote = ERROR_OF_DATA
+        details = _text_details(result, config, data)
 
-    values = {**about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr, **change, **numbers}
-    has_stderr = math.isfinite(result.stderr)
-    lines = [f"{result}{unit}", explanation if has_stderr else ""]
-    return EvalResult(_finite(values), {**about, "loss": lines, loss.weights: effect, **details})
+    values = {**about, "weights": loss.weights, "loss": result.loss, "stderr": result.stderr}
+    lines = [f"{result}{unit}", footnote if math.isfinite(result.stderr) else ""]
+    return EvalResult(
+        numbers=_finite({**values, **change.numbers, **details.numbers}),
+        facts={**about, "loss": lines, **change.facts, **details.facts},
+    )
 
 
 def report_reward(lm: LM, data: Data, result: RewardResult) -> EvalResult:
@@ -119,53 +118,54 @@ def report_divergence(lm: LM, data: Data, result: DivergenceResult) -> EvalResul
     return EvalResult(_finite(values), facts)
 
 
-def _change(loss: Loss) -> dict[str, float]:
-    """Compute the change in loss from rounding the weights, and its standard error."""
+def _rounding_change(loss: Loss) -> EvalResult:
+    """Return the change in loss from rounding the weights, and its standard error; no values for float32."""
     from jaxgpt.trainer.mean_loss import loss_difference
 
+    if loss.weights == "float32":
+        return EvalResult({}, {})
+    before = loss.as_trained.loss
     change = loss_difference(loss.as_trained, loss.rounded)
-    return {"loss_float32": loss.as_trained.loss, "loss_change": change.mean, "loss_change_stderr": change.stderr}
+    error = f" +- {change.stderr:.5f}" if math.isfinite(change.stderr) else ""
+    return EvalResult(
+        numbers={"loss_float32": before, "loss_change": change.mean, "loss_change_stderr": change.stderr},
+        facts={loss.weights: f"changes the loss by {change.mean:+.5f}{error}, from {before:.4f}"},
+    )
 
 
-def _describe_change(change: dict[str, float]) -> str:
-    """Return a line for the result of `_change`."""
-    stderr = change["loss_change_stderr"]
-    error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
-    return f"changes the loss by {change['loss_change']:+.5f}{error}, from {change['loss_float32']:.4f}"
+def _pair_details(result: Evaluation, config: Config) -> EvalResult:
+    """Return the accuracy and the rewards of an evaluation on preference pairs."""
+    others = result.others
+    return EvalResult(
+        numbers={"objective": config.post.objective, "pairs": result.windows, **others},
+        facts={
+            "accuracy": f"{others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer",
+            "rewards": f"{others['reward_chosen']:.4f} chosen, {others['reward_rejected']:.4f} rejected",
+            "pairs": f"{result.windows:,}, in windows of {config.window}",
+        },
+    )
 
 
-def _pair_facts(result: Evaluation, config: Config) -> dict[str, str]:
-    """Return the lines about an evaluation on preference pairs, keyed by label."""
-    chosen = f"{result.others['reward_chosen']:.4f} chosen"
-    rejected = f"{result.others['reward_rejected']:.4f} rejected"
-    return {
-        "accuracy": f"{result.others['accuracy']:.4f} of the pairs have a higher reward for the chosen answer",
-        "rewards": f"{chosen}, {rejected}",
-        "pairs": f"{result.windows:,}, in windows of {config.window}",
-    }
-
-
-def _text_numbers(result: Evaluation, data: Data) -> dict[str, Any]:
-    """Return the numbers of an evaluation on text; `bits_per_byte` is NaN if the number of bytes is unknown."""
+def _text_details(result: Evaluation, config: Config, data: Data) -> EvalResult:
+    """Return the perplexity, bits per byte and size of an evaluation on text; without a known size in bytes, no bits."""
     from jaxgpt.report.baselines import bytes_per_token
 
+    perplexity = math.exp(min(result.loss, 700.0))  # math.exp overflows above 709
     ratio = bytes_per_token(data)
-    return {
-        "perplexity": math.exp(min(result.loss, 700.0)),  # math.exp overflows above 709
-        "bits_per_byte": result.loss / math.log(2) / ratio if ratio else math.nan,
-        "tokens": result.tokens,
-        "windows": result.windows,
-    }
-
-
-def _text_facts(numbers: dict[str, Any], config: Config) -> dict[str, str]:
-    """Return the lines about an evaluation on text, keyed by label; `numbers` are the result of `_text_numbers`."""
-    bits_per_byte = numbers["bits_per_byte"]
-    return {
-        "perplexity": f"{numbers['perplexity']:.3f}",
-        "bits per byte": "" if math.isnan(bits_per_byte) else f"{bits_per_byte:.4f}",
-        "tokens": f"{numbers['tokens']:,} in {plural(numbers['windows'], 'window')} of {config.window}",
-    }
+    bits_per_byte = result.loss / math.log(2) / ratio if ratio else math.nan
+    return EvalResult(
+        numbers={
+            "perplexity": perplexity,
+            "bits_per_byte": bits_per_byte,
+            "tokens": result.tokens,
+            "windows": result.windows,
+        },
+        facts={
+            "perplexity": f"{perplexity:.3f}",
+            "bits per byte": f"{bits_per_byte:.4f}" if ratio else "",
+            "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {config.window}",
+        },
+    )
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,13 @@ class DataOptions(NamedTuple):
         return bool(self.path) and config.post.objective != "next-token" and not _has_examples(self.path, config)
 
 
+def _has_examples(path: str, config: Config) -> bool:
+    """Return whether a path holds the data of an objective: preference pairs or prompts; False for a missing path."""
+    if not Path(path).exists() or not holds_records(Path(path)):
+        return False
+    return config.post.is_rollout or are_preferences(Path(path))
+
+
 class EvalOptions(NamedTuple):
     """The options of `jaxgpt eval` without tasks.
 
@@ -129,30 +136,16 @@ def _open(options: EvalOptions, activity: Progress) -> tuple[LM, Data]:
 
     activity.stage("tokenizing")
     config = options.data.applied_to(lm.config)
-    trained = None if options.data.path else Run(options.path)
-    info = info_of(trained, options.checkpoint) if trained else None
-    _, data, change = open_run_data(trained, info, config, lm.tokenizer, activity)
+    if options.data.path:
+        _, data, change = open_run_data(None, None, config, lm.tokenizer, activity)
+    else:
+        run = Run(options.path)
+        _, data, change = open_run_data(run, info_of(run, options.checkpoint), config, lm.tokenizer, activity)
     if change:
         fix = "restore it, or evaluate on a different text with --data.path"
         raise UserError(f"{change}, so a loss on it would not be a validation loss; {fix}")
     post = replace(config.post, reward=options.reward) if options.reward else config.post
     return lm._replace(config=replace(lm.config, post=post)), data
-
-
-def _evaluated_part(data: Data, path: str, config: Config) -> str:
-    """Return the name of the evaluated part of the data; `path`: as in `DataOptions`."""
-    if data.held_out:
-        return "validation split"
-    if path:
-        return "all"
-    return "training pairs" if config.post.is_preference else "training text"
-
-
-def _has_examples(path: str, config: Config) -> bool:
-    """Return whether a path holds the data of an objective: preference pairs or prompts; False for a missing path."""
-    if not Path(path).exists() or not holds_records(Path(path)):
-        return False
-    return config.post.is_rollout or are_preferences(Path(path))
 
 
 def _evaluate(lm: LM, data: Data, options: EvalOptions, activity: Progress) -> EvalResult:
@@ -166,6 +159,15 @@ def _evaluate(lm: LM, data: Data, options: EvalOptions, activity: Progress) -> E
     loss = _loss(lm, run, data.val, options.weights, activity)
     part = _evaluated_part(data, options.data.path, lm.config)
     return report_loss({"model": lm.source, "text": f"{data.source} ({part})"}, loss, lm.config, data)
+
+
+def _evaluated_part(data: Data, path: str, config: Config) -> str:
+    """Return the name of the evaluated part of the data; `path`: as in `DataOptions`."""
+    if data.held_out:
+        return "validation split"
+    if path:
+        return "all"
+    return "training pairs" if config.post.is_preference else "training text"
 
 
 def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> RewardResult:

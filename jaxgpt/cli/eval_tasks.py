@@ -43,7 +43,7 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
 
     recorded = open_run(Path(run))
     version = harness_version()
-    lm, results = _evaluate(run, recorded.path, checkpoint, weights, options)
+    lm, results = _evaluate(run, checkpoint, weights, options)
 
     conditions: dict[str, Any] = {
         "step": int(lm.source.rpartition(" ")[2]),  # "RUN, step N"
@@ -66,18 +66,8 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
     return print_result(json, {"run": run, "model": lm.source, **conditions, "tasks": values}, _text(about, results))
 
 
-def _evaluate(
-    run: str, path: Path, checkpoint: str, weights: Weights, options: TaskOptions
-) -> tuple[LM, list[TaskResult]]:
-    """Load tasks and a model, and evaluate the model; also return the model.
-
-    Args:
-        run: run, or RUN/checkpoints/STEP, as given.
-        path: directory of the run.
-        checkpoint: `best`, `last` or a step.
-        weights: type to round the weights to.
-        options: the tasks and their settings.
-    """
+def _evaluate(run: str, checkpoint: str, weights: Weights, options: TaskOptions) -> tuple[LM, list[TaskResult]]:
+    """Load tasks and a model, and evaluate the model; return the model and the results."""
     from jaxgpt.lm import load
     from jaxgpt.tasks.load import open_tasks, split_names
     from jaxgpt.tasks.record import read_results
@@ -86,7 +76,7 @@ def _evaluate(
         shots = None if options.shots < 0 else options.shots
         tasks = open_tasks(split_names(options.names), options.path, shots, activity)
 
-        read_results(path)  # integrity check before the work
+        read_results(Path(run))  # integrity check before the work
         activity.stage("loading")
         lm = load(run, checkpoint, None if weights == "float32" else weights)
 
