@@ -97,25 +97,33 @@ def train(
 
 
 def _start(options: TrainOptions, printer: RunPrinter) -> Start | None:
-    """Return the training job of the options, or None if the run to resume is finished."""
+    """Return the training job of the options with its objective, or None if the run to resume is finished."""
     from jaxgpt.checkpoint.replacement import recover
     from jaxgpt.checkpoint.run import Run
+    from jaxgpt.post.start import with_objective
+    from jaxgpt.trainer.events import StageProgress
+    from jaxgpt.trainer.start import Start
 
     recover(options.directory)
     run = Run(options.directory)
-    if not options.resume:
-        return _new_start(options, printer)
-    if run.exists() or not options.target:
-        return _resumed_start(options, run, printer)
-    printer.note(f"no run at {options.out} yet: starting a new run")
-    return _new_start(options, printer)
+    is_new = not options.resume
+    if options.resume and options.target and not run.exists():
+        printer.note(f"no run at {options.out} yet: starting a new run")
+        is_new = True
+
+    if is_new:
+        start = Start(new_config(options, printer.note), options.out, options.overwrite)
+    else:
+        resumed = _resumed_start(options, run, printer)
+        if resumed is None:
+            return None
+        start = resumed
+    return with_objective(start, options.named_rewards, printer.note, StageProgress(printer, REFERENCE_STAGE))
 
 
 def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Start | None:
     """Return the training job that continues a run, or None if the run is finished."""
     from jaxgpt.checkpoint.index import kept_checkpoint_message
-    from jaxgpt.post.start import with_objective
-    from jaxgpt.trainer.events import StageProgress
     from jaxgpt.trainer.finished import prune_finished, why_finished
     from jaxgpt.trainer.start import Start
 
@@ -131,20 +139,7 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
         prune_finished(run, printer.note)
         printer.note(finished)
         return None
-    progress = StageProgress(printer, REFERENCE_STAGE)
-    return with_objective(Start(config, run=run), options.named_rewards, printer.note, progress)
-
-
-def _new_start(options: TrainOptions, printer: RunPrinter) -> Start:
-    """Return the training job of a new run."""
-    from jaxgpt.post.start import with_objective
-    from jaxgpt.trainer.events import StageProgress
-    from jaxgpt.trainer.start import Start
-
-    config = new_config(options, printer.note)
-    progress = StageProgress(printer, REFERENCE_STAGE)
-    start = Start(config, options.out, options.overwrite)
-    return with_objective(start, options.named_rewards, printer.note, progress)
+    return Start(config, run=run)
 
 
 def _listener(start: Start, printer: RunPrinter, track: Sequence[str], profile: int) -> Listener:

@@ -90,11 +90,15 @@ def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
 def _finetuned_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
     """Return the settings of a preset or file with initial weights; `note` receives a line about inherited settings."""
     base = options.base
-    weights = options.init_from or base.state_from or base.init_from
-    keep_optimizer = options.keep_optimizer or bool(base.state_from and not options.init_from)
     keep: tuple[str, ...] = SIZES if options.is_path else ()
-    if not options.init_from:  # a file that specifies initial weights also sets their positions
-        keep += positions_in(options.target)
+    if options.init_from:
+        weights = options.init_from
+        keep_optimizer = options.keep_optimizer
+    else:
+        weights = base.state_from or base.init_from
+        keep_optimizer = bool(base.state_from)
+        keep += positions_in(options.target)  # a file that specifies initial weights also sets their positions
+
     inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
     config = with_weights(
         base, weights, options.settings, keep=keep, keep_optimizer=keep_optimizer, inherited=inherited
@@ -164,37 +168,47 @@ def _repeated_config(options: TrainOptions) -> Config:
 
 
 def resumed_config(options: TrainOptions) -> Config:
-    """Return the settings of a run that continues from its last checkpoint."""
-    from jaxgpt.checkpoint.paths import parse_checkpoint
+    """Return the settings of a run that continues from its last checkpoint.
+
+    Raises:
+        UserError: if the run does not exist or is damaged, a setting is invalid, or an option changes what the run keeps.
+    """
     from jaxgpt.checkpoint.run import open_run
 
-    path = options.directory
-    run = open_run(path)
+    run = open_run(options.directory)
     old = run.config()
     run.tokenizer()  # integrity check of the tokenizer, even for a finished run
-    preset = options.base.preset if options.target and not options.source else ""
-    if preset not in ("", old.preset):
-        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
-
-    # A resumed run keeps its initial weights, optimizer and adapters.
-    init_from = options.init_from
-    weights, step = parse_checkpoint(init_from)
-    used, used_step = parse_checkpoint(old.state_from or old.init_from)
-    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
-    if init_from and not is_same:
-        raise UserError(f"--init-from {init_from}: {path} started from {origin(old)}; omit it, or start a new run")
-    if options.keep_optimizer and not old.state_from:
-        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
-    wants_adapters = any(value for name, value in options.settings.items() if name.startswith("lora."))
-    if wants_adapters and not old.lora.rank:
-        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
-        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
+    _check_resume(options, old)
 
     # The recorded path of the tokenizer means the tokenizer of the run, in any directory.
     settings = dict(options.settings)
     if settings.get("data.tokenizer") == old.data.tokenizer:
         del settings["data.tokenizer"]
     return with_settings(old, settings)
+
+
+def _check_resume(options: TrainOptions, old: Config) -> None:
+    """Raise `UserError` if options change what a resumed run keeps: its preset, initial weights, optimizer and adapters."""
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+
+    path = options.directory
+    preset = options.base.preset if options.target and not options.source else ""
+    if preset not in ("", old.preset):
+        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
+
+    weights, step = parse_checkpoint(options.init_from)
+    used, used_step = parse_checkpoint(old.state_from or old.init_from)
+    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
+    if options.init_from and not is_same:
+        raise UserError(
+            f"--init-from {options.init_from}: {path} started from {origin(old)}; omit it, or start a new run"
+        )
+    if options.keep_optimizer and not old.state_from:
+        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
+    wants_adapters = any(value for name, value in options.settings.items() if name.startswith("lora."))
+    if wants_adapters and not old.lora.rank:
+        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
+        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
 
 
 def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:

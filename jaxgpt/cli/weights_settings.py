@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import OF_CHATS, Config, ModelConfig, flat
@@ -14,6 +14,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
 from jaxgpt.presets import PRESETS
 from jaxgpt.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from jaxgpt.checkpoint.run import Run
 
 # Settings of the model that the weights do not determine; a run may change them with --init-from.
 SIZES = ("dropout", "block_size")
@@ -72,7 +75,7 @@ def with_weights(
     data = replace(data, **{name: getattr(source.data, name) for name in inherited})
     derived = replace(base, model=model, data=data, state_from="")
     if keep_optimizer:
-        derived = _with_state(derived, init_from)
+        derived = _with_state(derived, run, init_from)
     else:
         derived = replace(derived, init_from=str(weights_at(init_from).absolute()))
 
@@ -120,31 +123,40 @@ def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
             )
 
 
-def _with_state(config: Config, init_from: str) -> Config:
-    """Return a config that starts from the train state in a checkpoint, by default the last of the run."""
-    from jaxgpt.checkpoint.index import resolve_step, weights_at
-    from jaxgpt.checkpoint.paths import parse_checkpoint
-    from jaxgpt.checkpoint.run import open_run
+def _with_state(config: Config, run: Run, init_from: str) -> Config:
+    """Return a config that starts from a train state of a run and, if the state has adapters, from the weights of their base.
+
+    Args:
+        config: settings of the new run.
+        run: run of the train state.
+        init_from: the run, for its last checkpoint, or RUN/checkpoints/STEP.
+    """
     from jaxgpt.checkpoint.source import base_checkpoint
 
-    directory, which = parse_checkpoint(init_from)
-    run = open_run(directory)
+    state = str(_checkpoint_with_state(run, init_from).absolute())
+    source = run.config()
+    if not source.lora.rank:
+        return replace(config, init_from=state, state_from=state)
+
+    base = base_checkpoint(run, source)
+    if base is None:
+        raise UserError(f"{run.path} holds adapters of {source.init_from}, which is missing: restore it")
+    return replace(config, init_from=str(base.absolute()), state_from=state)
+
+
+def _checkpoint_with_state(run: Run, init_from: str) -> Path:
+    """Return the directory of a checkpoint with an optimizer state; arguments as for `_with_state`."""
+    from jaxgpt.checkpoint.index import resolve_step, weights_at
+    from jaxgpt.checkpoint.paths import parse_checkpoint
+
+    _, which = parse_checkpoint(init_from)
     if which == "best":  # no step is given
         checkpoint = run.checkpoints / str(resolve_step(run.checkpoints, "last"))
     else:
         checkpoint = weights_at(init_from)
     if not (checkpoint / "opt_state").is_dir():
         raise UserError(f"{checkpoint} has no optimizer state: omit --keep-optimizer")
-    state = str(checkpoint.absolute())
-    source = run.config()
-    if not source.lora.rank:
-        return replace(config, init_from=state, state_from=state)
-
-    # The state has adapters; the weights come from their base.
-    base = base_checkpoint(run, source)
-    if base is None:
-        raise UserError(f"{directory} holds adapters of {source.init_from}, which is missing: restore it")
-    return replace(config, init_from=str(base.absolute()), state_from=state)
+    return checkpoint
 
 
 def _check_optimizer(source: Config, config: Config, directory: Path) -> None:
@@ -179,7 +191,7 @@ def unset_of_chats(target: str) -> list[str]:
 
 def positions_in(target: str) -> tuple[str, ...]:
     """Return the names of the settings in `OF_POSITIONS` that a file sets."""
-    if target in PRESETS or not Path(target).is_file():
+    if target in ("", *PRESETS) or not Path(target).is_file():
         return ()
     model = _section(target, "model")
     return tuple(name for name in OF_POSITIONS if name in model)
