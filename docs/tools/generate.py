@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts.argument import Argument
 
+from jaxgpt.cli.option_help import full_names
 from jaxgpt.cli.options import EVERY
-from jaxgpt.cli.parse import COMMANDS, full_names, make_app
+from jaxgpt.cli.parse import COMMANDS, make_app
 from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
 from jaxgpt.presets import PRESETS, preset

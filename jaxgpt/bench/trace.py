@@ -16,7 +16,12 @@ from jaxgpt.bench.kinds import WORK
 
 
 def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.ProfileData:
-    """Profile `work`, which must block until its devices are done; "": delete the trace, otherwise keep it in `directory`."""
+    """Profile `work`, which must block until its devices are done.
+
+    Args:
+        work: function to profile.
+        directory: directory to keep the trace in; "": delete the trace.
+    """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as temporary:

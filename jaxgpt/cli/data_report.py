@@ -150,13 +150,11 @@ def _open(config: Config, run: Run | None, settings: Mapping[str, Any], progress
     from jaxgpt.checkpoint.data import open_run_data
     from jaxgpt.checkpoint.index import info_of, saved_steps
 
-    tokenizer = None
-    if run and "data.tokenizer" not in settings:
-        tokenizer = run.tokenizer()
-    if any(name.startswith("data.") for name in settings):
-        run = None  # data that the run has not used
-    info = info_of(run, "last") if run and saved_steps(run.checkpoints) else None
-    _, data, change = open_run_data(run, info, config, tokenizer, progress)
+    tokenizer = run.tokenizer() if run and "data.tokenizer" not in settings else None
+    sets_data = any(name.startswith("data.") for name in settings)
+    used_by = None if sets_data else run  # the run that has used the data
+    info = info_of(used_by, "last") if used_by and saved_steps(used_by.checkpoints) else None
+    _, data, change = open_run_data(used_by, info, config, tokenizer, progress)
     if change:
         note(f"{change}; this report and its baselines describe the new data")
     return data

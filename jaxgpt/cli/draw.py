@@ -30,7 +30,7 @@ def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 
 
 def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:
-    """Draw the rewards of runs, or their losses with baselines, if any."""
+    """Draw the rewards of runs if all runs have rewards, otherwise the losses and the baselines, if any."""
     from jaxgpt.study.figure import save
     from jaxgpt.study.run_figures import has_rewards, losses, rewards
 
@@ -42,7 +42,7 @@ def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path
 
 
 def draw_run(run: Run, title: str) -> None:
-    """Draw the losses of a run and the baselines of its data, or its rewards, as loss.png.
+    """Draw the rewards of a run, or its losses and the baselines of its data, as loss.png.
 
     Raises:
         UserError: if the run has no losses yet, or baselines.json is damaged.

@@ -32,7 +32,7 @@ class Exit(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal killed the process that the launcher did not send."""
+        """Whether the process was killed by a signal that the launcher did not send."""
         return self.code < 0 and not self.is_expected
 
 

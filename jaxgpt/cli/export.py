@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -128,12 +127,20 @@ class ExportOptions(NamedTuple):
             what = "an adapter" if self.is_adapter else "a GGUF file"
             raise UserError(f"--shard-size has no effect on {what}, which is a single file: omit it")
         if self.is_gguf:
-            _check_needs_no_directory({"--license": self.license, "--push": self.push})
+            self._check_needs_no_directory()
         if self.public and not self.push:
             raise UserError("--public has no effect without --push: omit it")
         check_license(self.license)
         if self.push:
             check_upload(self.push)
+
+    def _check_needs_no_directory(self) -> None:
+        """Raise `UserError` if an option is set that needs a directory."""
+        for option, value in (("--license", self.license), ("--push", self.push)):
+            if value:
+                raise UserError(
+                    f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}"
+                )
 
     def _check_format(self) -> None:
         """Raise `UserError` for a type that the format of the files does not support."""
@@ -170,13 +177,6 @@ def _upload(options: ExportOptions) -> str:
 
     replaced = replaced_files(options.is_adapter)
     return upload(Path(options.directory), options.push, private=not options.public, replaced=replaced)
-
-
-def _check_needs_no_directory(options: Mapping[str, str]) -> None:
-    """Raise `UserError` if a value is given for an option that needs a directory."""
-    for option, value in options.items():
-        if value:
-            raise UserError(f"{option} needs a directory: choose a name that does not end in .gguf, or omit {option}")
 
 
 def _supported(engines: tuple[str, ...]) -> str:

@@ -41,7 +41,7 @@ def is_reported(error: Exception) -> bool:
 
 
 def _file_failure(error: OSError) -> Failure | None:
-    """Return the failure of a full disk or an inaccessible file."""
+    """Return the failure of a full disk or an inaccessible file; None for an error without a file name."""
     if error.errno in FULL:
         file = f" {error.filename}" if error.filename else ""
         return Failure(f"cannot write{file}: {error.strerror}; {full_disk_fix(error)}", FAILED)
@@ -51,7 +51,7 @@ def _file_failure(error: OSError) -> Failure | None:
 
 
 def _device_failure(error: Exception) -> Failure | None:
-    """Return the failure of a missing accelerator or of XLA."""
+    """Return the failure of a missing accelerator or of XLA; None for other errors."""
     import jax
 
     from jaxgpt.parallel.host import missing_platform

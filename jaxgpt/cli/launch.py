@@ -83,7 +83,7 @@ class _Fleet:
         self.last_lines = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded: int | None = None  # the last forwarded signal; None: no signal
         self.previous: dict[int, Any] = {}  # signal handlers to restore
-        self.stopped = set[int]()  # indices of the processes that this process has killed
+        self.killed = set[int]()  # indices of the processes that this process has killed
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and forward the signals of this process to them.
@@ -97,10 +97,10 @@ class _Fleet:
                 self.previous[number] = signal.signal(number, self._forward)
 
         environment = _environment(devices, self.count)
-        flags = ["--distributed.num-processes", str(self.count), "--distributed.launched", "--distributed.process-id"]
+        flags = ["--distributed.num-processes", str(self.count), "--distributed.launched"]
         for index in range(self.count):
             process = subprocess.Popen(
-                [sys.executable, "-m", "jaxgpt", *command, *flags, str(index)],
+                [sys.executable, "-m", "jaxgpt", *command, *flags, "--distributed.process-id", str(index)],
                 stdin=subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -134,7 +134,8 @@ class _Fleet:
         return [self._exit(index, process.returncode) for index, process in enumerate(self.processes)]
 
     def _exit(self, index: int, code: int) -> Exit:
-        is_expected = self.forwarded is not None or index in self.stopped
+        """Return the exit of a process with the code `code`."""
+        is_expected = self.forwarded is not None or index in self.killed
         return Exit(code, list(self.last_lines[index]), is_expected)
 
     def _read(self, index: int, lines: IO[str]) -> None:
@@ -150,7 +151,7 @@ class _Fleet:
         """Kill the processes that still run."""
         for index, process in enumerate(self.processes):
             if process.poll() is None:
-                self.stopped.add(index)
+                self.killed.add(index)
                 process.kill()
 
     def _forward(self, number: int, _: Any) -> None:
@@ -161,7 +162,10 @@ class _Fleet:
 
 
 def _environment(devices: int, count: int) -> dict[str, str]:
-    """Return the environment of each of `count` processes, with the number of its CPU devices; 0 as for `launch`."""
+    """Return the environment of each of `count` processes, with the number of its CPU devices.
+
+    `devices` 0: JAX_NUM_CPU_DEVICES, or an equal share of the cores.
+    """
     environment = dict(os.environ)
     if devices:
         environment[DEVICES] = str(devices)

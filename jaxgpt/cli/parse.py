@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from inspect import BoundArguments
 from typing import Any, get_args
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from cyclopts.argument import ArgumentCollection
-from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
-from rich.console import ConsoleOptions
 
 import jaxgpt
 from jaxgpt.cli.absent import other_program
-from jaxgpt.cli.options import EVERY, option_name, shown_default
-from jaxgpt.config import Config, flat
+from jaxgpt.cli.option_help import PresetHelp
+from jaxgpt.cli.options import EVERY
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import check_text, similar_setting
@@ -56,11 +54,12 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
     """
     app = make_app(words)
     try:
-        return app.parse_args(words, exit_on_error=False, print_error=False)[:2]
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        command = " ".join(["jaxgpt", *(e.command_chain or ())])
+        name = " ".join(["jaxgpt", *(e.command_chain or ())])
         e.command_chain = ()  # otherwise the text of the error begins with the command
-        raise UserError(f"{_reason(e)} See {command} --help.") from None
+        raise UserError(f"{_reason(e)} See {name} --help.") from None
+    return command, bound
 
 
 def parse_options(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
@@ -102,45 +101,6 @@ def _unknown_option(error: UnknownOptionError) -> str:
     known = [name for argument in error.argument_collection for name in argument.names]
     hint = other_program(option, known) or similar_setting(option, known)
     return f"Unknown option: {option}{hint}."
-
-
-class PresetHelp:
-    """Prints panels of options with the full names of settings only, and the values of a preset as their defaults."""
-
-    def __init__(self, base: Config) -> None:
-        self.defaults = {option_name(setting): shown_default(value) for setting, value in flat(base).items()}
-        self.formatter = DefaultFormatter()
-
-    def __call__(self, console: Any, options: ConsoleOptions, panel: HelpPanel) -> None:
-        """Print a panel."""
-        entries = [self._entry(entry) for entry in panel.entries]
-        self.formatter(console, options, panel.copy(entries=entries))
-
-    def render_usage(self, console: Any, options: ConsoleOptions, usage: Any) -> None:
-        """Print the usage line."""
-        self.formatter.render_usage(console, options, usage)
-
-    def render_description(self, console: Any, options: ConsoleOptions, description: Any) -> None:
-        """Print the docstring of a command."""
-        self.formatter.render_description(console, options, description)
-
-    def _entry(self, entry: HelpEntry) -> HelpEntry:
-        """Return an entry of the help with full names and the default of the preset."""
-        name = next(iter(entry.positive_names), "")
-        if name not in self.defaults:
-            return entry
-        return entry.copy(
-            positive_names=full_names(entry.positive_names),
-            negative_names=full_names(entry.negative_names),
-            default=self.defaults[name],
-        )
-
-
-def full_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of an option without the short names of a setting."""
-    names = tuple(names)
-    dotted = tuple(name for name in names if "." in name)
-    return dotted or names
 
 
 def make_app(words: Sequence[str]) -> App:

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.cli.absent import ABSENT, OTHER_NAMES, other_program
+from jaxgpt.cli.option_help import full_names
 from jaxgpt.cli.options import EVERY
-from jaxgpt.cli.parse import COMMANDS, full_names, make_app
+from jaxgpt.cli.parse import COMMANDS, make_app
 from jaxgpt.config import Config, TextParams, flat
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
