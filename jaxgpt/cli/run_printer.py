@@ -132,13 +132,14 @@ class RunPrinter(Listener):
             self.note(f"stopped early at step {outcome.step}: {without}")
 
         prompt = self._prompt()
-        if prompt and train.sample_tokens:
+        if prompt is not None and train.sample_tokens:
             self._print_sample(outcome, prompt)  # in all processes: each may hold only part of the weights
         if is_leader():
-            self.console.write(aligned(run_summary(self.run, self.data, prompt.text if prompt else "")))
+            summary = run_summary(self.run, self.data, "" if prompt is None else prompt.text)
+            self.console.write(aligned(summary))
 
     def _prompt(self) -> FinalPrompt | None:
-        """Return the prompt of the sample and of the next command; None: it cannot be encoded."""
+        """Return the prompt of the sample and of the next command; None: the prompt cannot be encoded."""
         config = self.program.config
         try:
             return final_prompt(config, self.data.tokenizer, self.data.val, self.data.bos_ids)
