@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -12,7 +12,18 @@ from jaxgpt.model.params import Model, abstract_params, config_of, weight_at
 from jaxgpt.train.optimizer import make_optimizer
 
 
-def model_counts(config: Config) -> dict[str, Any]:
+class ModelCounts(TypedDict):
+    """The size of a model, and of its training."""
+
+    parameters: int
+    active_parameters: int  # parameters that compute one token
+    trainable_parameters: int
+    modules: dict[str, int]  # parameters of each module, keyed by path
+    flops_per_token: int  # FLOPs of training on one token
+    bytes: dict[str, int]  # bytes of the train state and its gradients, keyed by part (`state_bytes`)
+
+
+def model_counts(config: Config) -> ModelCounts:
     """Compute parameter counts, FLOPs per token and bytes from shapes; the vocabulary size must be set."""
     params = abstract_params(config.model)
     return {

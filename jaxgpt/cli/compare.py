@@ -110,18 +110,16 @@ def describe(groups: Sequence[SeedGroup]) -> str:
             loss += f" +- {group.stderr:.4f}"
         rows.append([group.name or "all runs", " ".join(map(str, sorted(group.losses))), loss])
     best, *others = groups
+    differences = [difference(best, other) for other in others]
     footnotes = [ERROR_OF_SEEDS]
-    if any(_has_windows(difference(best, other)) for other in others):
+    if any(map(_has_windows, differences)):
         footnotes.append(ERROR_OF_WINDOWS)
-    sentences = [sentence(best, other) for other in others]
+    sentences = [sentence(best, other, found) for other, found in zip(others, differences, strict=True)]
     return "\n".join([columns(rows), *footnotes, *sentences])
 
 
-def sentence(a: SeedGroup, b: SeedGroup) -> str:
-    """Describe the difference between two groups in one sentence; `a` has the lower mean loss."""
-    from jaxgpt.study.difference import difference
-
-    found = difference(a, b)
+def sentence(a: SeedGroup, b: SeedGroup, found: Difference) -> str:
+    """Describe the difference between two groups, `difference(a, b)`, in one sentence; `a` has the lower mean loss."""
     # The difference of pairs omits unpaired seeds, so its sign may differ from the order of the means.
     names = (a.name, b.name) if found.mean <= 0 else (b.name, a.name)
     better, worse = names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import Facts, aligned, columns, print_result
@@ -30,16 +30,10 @@ def info(target: str, /, *, json: Json = False) -> int:
         target: preset or run
     """
     config = with_vocab(named_config(target))
-    from jaxgpt.counts import model_counts
-
-    model = given_model(target)
-    if model:
-        counts = _stored_counts(Path(target))
-        facts = _stored_facts(target, counts, model)
-    else:
-        counts = model_counts(config)
-        facts = _count_facts(target, counts)
-    results = {"name": target, **counts}
+    given = given_model(target)
+    described = _given_model(target, given) if given else _own_model(target, config)
+    results: dict[str, Any] = {"name": target, **described.counts}
+    facts = described.facts
 
     is_run = Path(target).is_dir() and target not in PRESETS
     if is_run:
@@ -49,46 +43,66 @@ def info(target: str, /, *, json: Json = False) -> int:
         run.tokenizer()  # integrity check of the tokenizer
         state = read_state(run, config)
         results["run"] = state.to_json()
-        trainable = counts.get("trainable_parameters", counts["parameters"])
-        facts = {**facts, **_run_facts(state, config, trainable)}
+        facts = {**facts, **_run_facts(state, config, described.trainable)}
 
-    modules = columns(_module_rows(counts["modules"], config.model.n_layer))
+    modules = columns(_module_rows(described.counts["modules"], config.model.n_layer))
     return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
 
 
-def _stored_counts(path: Path) -> dict[str, Any]:
-    """Count the parameters in the last checkpoint of a run, in total and by module, for a model given in Python."""
+class ModelDescription(NamedTuple):
+    """The size of a model.
+
+    Attributes:
+        counts: values for JSON; `modules` holds the number of parameters of each module, keyed by path.
+        facts: lines, keyed by label.
+        trainable: number of trainable parameters.
+    """
+
+    counts: Mapping[str, Any]
+    facts: Facts
+    trainable: int
+
+
+def _own_model(target: str, config: Config) -> ModelDescription:
+    """Describe a model of jaxgpt from its settings."""
+    from jaxgpt.counts import model_counts
+
+    counts = model_counts(config)
+    facts = {
+        "model": f"{target}, {counts['parameters']:,} parameters",
+        "training": f"{counts['flops_per_token']:,} FLOPs per token",
+        "bytes": ", ".join(f"{kind} {count:,}" for kind, count in counts["bytes"].items()),
+    }
+    return ModelDescription(counts, facts, counts["trainable_parameters"])
+
+
+def _given_model(run: str, name: str) -> ModelDescription:
+    """Describe a model given in Python, a class with this name, from the last checkpoint of its run."""
     from jaxgpt.checkpoint.index import saved_steps
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import stored_weights
     from jaxgpt.counts import parameter_count, parameter_table
 
-    directory = Run(path).checkpoints
+    directory = Run(Path(run)).checkpoints
     *_, last = saved_steps(directory)
     stored = stored_weights(directory, last)
-    return {"parameters": parameter_count(stored), "modules": parameter_table(stored)}
-
-
-def _count_facts(target: str, counts: Mapping[str, Any]) -> Facts:
-    """Return the lines about the result of `model_counts`, keyed by label."""
-    return {
-        "model": f"{target}, {counts['parameters']:,} parameters",
-        "training": f"{counts['flops_per_token']:,} FLOPs per token",
-        "bytes": ", ".join(f"{kind} {count:,}" for kind, count in counts["bytes"].items()),
-    }
-
-
-def _stored_facts(target: str, counts: Mapping[str, Any], model: str) -> Facts:
-    """Return the facts of a run with a model given in Python; `model`: name of its class."""
-    return {"model": f"{target}, {counts['parameters']:,} parameters in its checkpoint, of {model} given in Python"}
+    parameters = parameter_count(stored)
+    return ModelDescription(
+        counts={"parameters": parameters, "modules": parameter_table(stored)},
+        facts={"model": f"{run}, {parameters:,} parameters in its checkpoint, of {name} given in Python"},
+        trainable=parameters,
+    )
 
 
 def _run_facts(run: RunState, config: Config, trainable: int) -> Facts:
     """Return the facts of a run; `trainable` is its number of trainable parameters."""
     lora = config.lora
-    adapters = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable:,} trainable parameters"
+    adapters = ""
+    if lora.rank:
+        kind = f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}"
+        adapters = f"{kind}: {trainable:,} trainable parameters"
     return {
-        "adapters": adapters if lora.rank else "",
+        "adapters": adapters,
         "preset": run.preset,
         "settings": [f"{name} {short_repr(value)}" for name, value in run.changed.items()],
         "weights": f"started from {origin(config)}" if config.init_from else "",

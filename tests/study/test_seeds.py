@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxgpt.cli.compare import seed_groups, sentence
+from jaxgpt.cli import compare
+from jaxgpt.cli.compare import seed_groups
 from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.config import PostConfig, flat
 from jaxgpt.config_json import to_json
@@ -41,6 +42,11 @@ def recorded(sums_SW: Any, counts_W: Any, first: int = 0, name: str = "a", windo
     found = group(losses, first, name)
     records = [WindowLosses(windows, np.asarray(sums_W), counts_W) for sums_W in sums_SW]
     return found._replace(windows=dict(zip(found.losses, records, strict=True)))
+
+
+def sentence(a: SeedGroup, b: SeedGroup) -> str:
+    """Return the sentence of the command about two groups."""
+    return compare.sentence(a, b, difference(a, b))
 
 
 @given(LOSSES)
