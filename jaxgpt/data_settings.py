@@ -110,6 +110,12 @@ class DataConfig(Section):
         paths = dict.fromkeys(path for phase in self.phases for path in self.weights(phase))
         return [replace(self, path=path, mix=()) for path in paths]
 
+    def remaining_sources(self, tokens: int) -> list[DataConfig]:
+        """Return the settings of the sources of the mixtures that have not ended after `tokens` training tokens."""
+        *_, current = [index for index, phase in enumerate(self.phases) if phase.tokens <= tokens]
+        needed = {path for phase in self.phases[current:] for path in self.weights(phase)}
+        return [each for each in self.sources if each.path in needed]
+
     @property
     def stream_names(self) -> dict[str, str]:
         """The name of the random stream of each source, keyed by path. A source keeps its stream when the mixture changes."""

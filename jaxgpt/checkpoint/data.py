@@ -15,7 +15,8 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Data, Mixture, open_data
-from jaxgpt.data.opened import Recorded, joint_fingerprint, mixed
+from jaxgpt.data.mixed_sources import joint_fingerprint, mixed
+from jaxgpt.data.opened import Recorded
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
 from jaxgpt.progress import NO_PROGRESS, Progress

@@ -15,7 +15,7 @@ from jaxgpt.cli.output import note, print_result, progress
 from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.data import Data, Split, with_path
 from jaxgpt.data.preferences import are_preferences
-from jaxgpt.data.source_settings import check_sources, check_windows_begin
+from jaxgpt.data.source_kinds import check_sources, check_windows_begin
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize

@@ -18,8 +18,7 @@ from jaxgpt.report.baselines import baselines, read_baselines
 def run_summary(run: Run, data: Data, prompt: str) -> Facts:
     """Return the facts at the end of a run; the next command samples after `prompt`, or chats."""
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in _recorded_losses(run).items())
-    has_answers = data.is_conversations or data.is_preferences or data.is_prompts
-    can_chat = has_answers and data.tokenizer.special.chat_template is not None
+    can_chat = data.is_examples and data.tokenizer.special.chat_template is not None
     return {
         "baseline": f"{losses} (nats per token)" if losses else "",
         "run": f"{run.path} (loss.png, metrics.jsonl, checkpoints)",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.chat.encoding import ChatFormat, Conversation, chat_format
-from jaxgpt.data.chat.files import find_files, no_conversations, read_chats
+from jaxgpt.data.chat.encoding import ChatFormat, Conversation
+from jaxgpt.data.chat.formats import Formats, formats_of
 from jaxgpt.data.chat.messages import is_known_role
-from jaxgpt.data.chat.omitted import omitted_calls, omitted_messages, omitted_tools
-from jaxgpt.data.chat.records import ChatRecord, Pair
+from jaxgpt.data.chat.omitted import omitted_calls, omitted_tools
+from jaxgpt.data.chat.records import CONVERSATIONS, ChatRecord, Pair
+from jaxgpt.data.example_files import Examples, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import describe_conversations, notes_on_split, notes_on_templates
-from jaxgpt.data.examples import hold_out
 from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizers.base import Tokenizer
@@ -25,48 +24,10 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
 
-DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
-
 Sequences = list[Conversation]  # the sequences of a conversation, usually one
 
 
-class Formats(NamedTuple):
-    """The formats of a model's conversations; None: the model has no chat template for them."""
-
-    plain: ChatFormat | None  # conversations without tools
-    with_tools: ChatFormat | None
-
-    def of(self, chat: ChatRecord | Pair | str) -> ChatFormat | None:
-        """Return the format of a conversation, or of a prompt that is a text."""
-        has_tools = isinstance(chat, ChatRecord) and chat.tools is not None
-        return self.with_tools if has_tools else self.plain
-
-
-def formats_of(tokenizer: Tokenizer, data: DataConfig) -> Formats:
-    """Return the formats of a model's conversations, with a fixed date."""
-    return Formats(
-        plain=chat_format(tokenizer, data, date=DATE),
-        with_tools=chat_format(tokenizer, data, date=DATE, with_tools=True),
-    )
-
-
-class Loaded(NamedTuple):
-    """The conversations of `data.path`.
-
-    Attributes:
-        train: training data.
-        val: validation data, which may be empty.
-        note: a one-line description.
-        fingerprint: SHA-256 of the files.
-    """
-
-    train: Packed
-    val: Packed
-    note: str
-    fingerprint: str
-
-
-def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded:
+def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded[Packed]:
     """Read, encode, split and pack the conversations of `data.path`.
 
     Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
@@ -75,32 +36,24 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
         UserError: if a file cannot be read, a record is not a conversation (unless `data.on_error` is skip), or no
             conversation remains.
     """
-    path = Path(config.data.path)
     formats = formats_of(tokenizer, config.data)
-
-    # Read and encode.
-    files = find_files(path)
-    skipped = Skipped(config.data.on_error)
-    read_train = read_conversations(files.train, tokenizer, formats, skipped, progress)
-    read_val = read_conversations(files.val, tokenizer, formats, skipped, progress)
-    if not read_train:
-        raise no_conversations(path, skipped)
+    read = read_conversations(config.data, tokenizer, formats, progress)
 
     # Truncate to windows.
     size = config.window + 1
-    train, truncated_train = _truncated(read_train, size)
-    val, truncated_val = _truncated(read_val, size)
+    train, truncated_train = _truncated(read.train, size)
+    val, truncated_val = _truncated(read.val, size)
     if not train:
-        raise _no_targets(config, [*read_train, *read_val])
-    dropped = len(read_train) + len(read_val) - len(train) - len(val)
+        raise _no_targets(config, [*read.train, *read.val])
+    dropped = len(read.train) + len(read.val) - len(train) - len(val)
 
     # Split and pack.
-    split = hold_out(train, val, files, config.data.train_fraction, _key)
+    split = hold_out(read._replace(train=train, val=val), config.data.train_fraction, _key)
     packed = pack_conversations(itertools.chain(*split.train), config.window)
     packed_val = pack_conversations(itertools.chain(*split.val), config.window)
 
     notes = [
-        describe_conversations([*split.train, *split.val], path),
+        describe_conversations([*split.train, *split.val], Path(config.data.path)),
         f"windows {packed.fill(config.window):.1%} full",
     ]
     notes += notes_on_templates(formats)
@@ -109,8 +62,29 @@ def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress 
         notes.append(f"{truncated:,} truncated to {size:,} tokens")
     if dropped:
         notes.append(f"{dropped:,} skipped without assistant tokens among the first {size:,}")
-    notes += notes_on_split(files, split, "conversations")
-    return Loaded(packed, packed_val, "; ".join(notes) + str(skipped), files.fingerprint)
+    notes += notes_on_split(read.files, split, "conversations")
+    return Loaded(packed, packed_val, "; ".join(notes) + str(read.skipped), read.files.fingerprint)
+
+
+def read_conversations(
+    data: DataConfig, tokenizer: Tokenizer, formats: Formats, progress: Progress = NO_PROGRESS
+) -> Examples[Sequences]:
+    """Read and encode the conversations of `data.path`, and count those that may be wrong."""
+
+    def encode(chat: ChatRecord | Pair) -> Sequences:
+        return encode_conversation(chat, tokenizer, formats.of(chat))
+
+    def count(skipped: Skipped, where: str, chat: ChatRecord | Pair) -> None:
+        if isinstance(chat, Pair):
+            return
+        if chat.may_be_rejected:
+            skipped.count_label_false(where)
+        formats.count_omitted(skipped, where, chat)
+        for message in chat.messages:
+            if not is_known_role(message["role"]):
+                skipped.count_unknown_role(where, message["role"])
+
+    return read_examples(data, CONVERSATIONS, encode, count, progress)
 
 
 def _no_targets(config: Config, conversations: Iterable[Sequences]) -> UserError:
@@ -160,34 +134,6 @@ def pack_conversations(conversations: Iterable[Conversation], block_size: int) -
     ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
     sizes = np.array([len(conversation.ids) for conversation in conversations], np.int64)
     return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
-
-
-def read_conversations(
-    files: Sequence[Path],
-    tokenizer: Tokenizer,
-    formats: Formats,
-    skipped: Skipped,
-    progress: Progress = NO_PROGRESS,
-) -> list[Sequences]:
-    """Read and encode the conversations of files; `skipped` receives the others, and messages that are not trained on."""
-    conversations = list[Sequences]()
-    for where, chat in read_chats(files, skipped, progress):
-        form = formats.of(chat)
-        try:
-            conversations.append(encode_conversation(chat, tokenizer, form))
-        except UserError as e:
-            skipped.skip("that cannot be encoded", where, str(e))
-            continue
-        if isinstance(chat, Pair) or form is None:
-            continue
-        if chat.may_be_rejected:
-            skipped.count_label_false(where)
-        for role in omitted_messages(chat, form.template):
-            skipped.count_omitted(where, role)
-        for message in chat.messages:
-            if not is_known_role(message["role"]):
-                skipped.count_unknown_role(where, message["role"])
-    return conversations
 
 
 def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: ChatFormat | None) -> Sequences:

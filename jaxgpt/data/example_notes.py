@@ -11,12 +11,13 @@ import numpy as np
 
 from jaxgpt.data.chat.encoding import ChatFormat
 from jaxgpt.data.chat.files import Files
-from jaxgpt.data.examples import Splits
+from jaxgpt.data.chat.formats import Formats
+from jaxgpt.data.example_files import Splits
 from jaxgpt.data.prompt_records import fields_for_reward
 from jaxgpt.errors import plural, short_repr
 
 if TYPE_CHECKING:
-    from jaxgpt.data.conversations import Formats, Sequences
+    from jaxgpt.data.conversations import Sequences
     from jaxgpt.data.preferences import Preference
     from jaxgpt.data.prompts import Prompt
 

@@ -1,18 +1,14 @@
-"""Separate examples, such as preference pairs or prompts: read them as a split, and hold some out."""
+"""Split of separate examples, such as preference pairs or prompts, whose rows are not windows of a text."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxgpt.data.chat.files import Files
 from jaxgpt.data.files.skipped import UnusableRecord
-
-T = TypeVar("T")
 
 
 class DoesNotFit(UnusableRecord):
@@ -59,30 +55,3 @@ class ExampleSplit(ABC):
     def eval_starts(self, block_size: int, stride: int) -> range:
         """Return the starts of all examples; `stride` does not apply."""
         return range(self.count())
-
-
-class Splits(NamedTuple, Generic[T]):
-    """Examples by split."""
-
-    train: list[T]
-    val: list[T]  # excludes examples that are also in `train`
-    copies: int  # number of validation examples that were omitted, because they are also training examples
-
-
-def hold_out(train: list[T], val: list[T], files: Files, fraction: float, key: Callable[[T], Hashable]) -> Splits[T]:
-    """Hold out the last examples, unless there are files for validation.
-
-    Args:
-        train: examples of the training files.
-        val: examples of the validation files.
-        files: files of the examples, by split.
-        fraction: leading fraction of the examples to train on (`data.train_fraction`).
-        key: function that returns an equal value for equal examples.
-    """
-    if not files.val:
-        n = max(int(fraction * len(train)), 1)
-        val = train[n:]
-        train = train[:n]
-    seen = {key(example) for example in train}
-    held_out = [example for example in val if key(example) not in seen]
-    return Splits(train, held_out, copies=len(val) - len(held_out))

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.chat.files import find_files
-from jaxgpt.data.conversations import Loaded, load_conversations
-from jaxgpt.data.opened import Data, Recorded, mixed
+from jaxgpt.data.conversations import load_conversations
+from jaxgpt.data.example_files import Loaded
+from jaxgpt.data.mixed_sources import check_spellings, mixed
+from jaxgpt.data.opened import Data, Recorded
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.preferences import LoadedPreferences, load_preferences
+from jaxgpt.data.preferences import load_preferences
 from jaxgpt.data.prepared.shards import prepared_bos
 from jaxgpt.data.prepared.sources import file_digests
-from jaxgpt.data.prompts import LoadedPrompts, load_prompts
+from jaxgpt.data.prompts import load_prompts
 from jaxgpt.data.run_tokenizer import run_tokenizer
-from jaxgpt.data.source_settings import Kind, check_spellings, kind_of, remaining_sources
+from jaxgpt.data.source_kinds import Kind, kind_of
 from jaxgpt.data.text import NO_TEXT, Text, read_text
 from jaxgpt.data.token_files import has_validation_files, open_splits, token_files
 from jaxgpt.data.tokenizers.base import Tokenizer
@@ -30,9 +32,8 @@ from jaxgpt.data_files import located
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
 
-Records = Loaded | LoadedPreferences | LoadedPrompts
 # The reader of each kind of records.
-READERS: dict[Kind, Callable[[Config, Tokenizer, Progress], Records]] = {
+READERS: dict[Kind, Callable[[Config, Tokenizer, Progress], Loaded[Any]]] = {
     "conversations": load_conversations,
     "preference pairs": load_preferences,
     "prompts": load_prompts,
@@ -69,7 +70,8 @@ def open_data(
     name = data.path or data.dataset
     data = located(data, config.directory)
     config = replace(config, data=data)
-    opened = _open_source(config, tokenizer, progress)
+    kind = kind_of(config, data)
+    opened = _open_source(kind, config, tokenizer, progress)
     held_out = len(opened.val) > 0
     val = opened.val if held_out else opened.train  # without held-out data, the training data are evaluated
     _check_evaluated(val, config.window, opened.source)
@@ -81,11 +83,19 @@ def open_data(
         tokenizer=tokenizer,
         source=opened.source,
         fingerprint=opened.fingerprint,
+        kind=kind,
         name=name,
         text=opened.text,
         bos_ids=opened.bos_ids,
         recorded=Recorded(boundary=opened.boundary, files=digests),
     )
+
+
+def with_path(config: Config, path: str) -> Config:
+    """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
+    if not path:
+        return replace(config, data=config.data.with_last_mixture())
+    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
 
 
 def _check_evaluated(val: Split, window: int, source: str) -> None:
@@ -111,10 +121,9 @@ class _Opened(NamedTuple):
     bos_ids: tuple[int, ...] = ()
 
 
-def _open_source(config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
+def _open_source(kind: Kind, config: Config, tokenizer: Tokenizer, progress: Progress) -> _Opened:
     """Open a source of any kind, and apply `data.documents` to texts and token files."""
     data = config.data
-    kind = kind_of(config, data)
     if kind in READERS:
         opened = _open_records(kind, config, tokenizer, progress)
     elif kind == "token ids":
@@ -219,6 +228,6 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, toke
     """Open the sources of the mixtures that have not ended after a number of training tokens."""
     check_spellings(config.data.mix)
     parts = {}
-    for each in remaining_sources(config.data, tokens):
+    for each in config.data.remaining_sources(tokens):
         parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
     return mixed(config.data, parts)

@@ -1,16 +1,16 @@
-"""Opened data: the splits of a source, and the mixture of several opened sources."""
+"""Opened data: the splits of a source or of a mixture, and facts about them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from jaxgpt.config import Config, DataConfig
-from jaxgpt.data.mixture import Mixture, Shares
+from jaxgpt.config import Config
+from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.preferences import Preferences
-from jaxgpt.data.prompts import PromptSplit
+from jaxgpt.data.source_kinds import RECORD_KINDS, Kind
 from jaxgpt.data.text import Text
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import decode_texts
@@ -46,6 +46,7 @@ class Data:
     source: str  # one-line description
     fingerprint: str  # SHA-256 of the text, records or ids; for a mixture, of the fingerprints of `val_parts`
     name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
+    kind: Kind | Literal["mixture"] = "text"  # what the source holds
     text: Text | None = None  # text before tokenization; None for token files, records and mixtures
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
     parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
@@ -59,24 +60,9 @@ class Data:
         return tuple(part for part, weight in zip(self.parts, self.train.weights, strict=True) if weight)
 
     @property
-    def is_conversations(self) -> bool:
-        """Whether only the assistant's tokens are targets; false for a mixture."""
-        return isinstance(self.train, Packed) and self.train.is_target is not None
-
-    @property
-    def is_preferences(self) -> bool:
-        """Whether the rows are preference pairs; false for a mixture."""
-        return isinstance(self.train, Preferences)
-
-    @property
-    def is_prompts(self) -> bool:
-        """Whether the rows are prompts for rollouts, which a mixture cannot have."""
-        return isinstance(self.train, PromptSplit)
-
-    @property
     def is_examples(self) -> bool:
         """Whether the rows are separate examples, such as conversations or pairs, not parts of texts; false for a mixture."""
-        return self.is_conversations or not isinstance(self.train, (Tokens, Packed, Mixture))
+        return self.kind in RECORD_KINDS
 
     @property
     def characters(self) -> int:
@@ -135,64 +121,3 @@ class Data:
                 f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
                 f"--data.documents flow"
             )
-
-
-def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
-    """Mix sources, keyed by path, as `data.mix` specifies; a source of mixtures that have ended may be missing.
-
-    Validation uses the sources of the last mixture regardless of the weights, so losses for different weights are comparable.
-
-    Raises:
-        UserError: if some sources have document ids and others do not.
-    """
-    if len({part.train.has_documents for part in parts.values()}) > 1:
-        raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
-    streams = data.stream_names
-    ordered = {path: parts[path] for path in streams if path in parts}
-
-    # Training: the mixtures in their order.
-    schedule = []
-    for phase in data.phases:
-        schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
-    train = Mixture({streams[path]: part.train for path, part in ordered.items()}, schedule)
-
-    # Validation: all held-out ids of the last mixture; if no source holds out ids, all its ids.
-    last = data.weights(data.phases[-1])
-    val_parts = tuple(part for path, part in ordered.items() if path in last)
-    held_out = any(part.held_out for part in val_parts)
-    val = [part.val for part in val_parts if part.held_out or not held_out]
-    fingerprint = joint_fingerprint([part.fingerprint for part in val_parts])
-    return Data(
-        train=train,
-        val=Mixture.constant(val, [1] * len(val)),
-        held_out=held_out,
-        tokenizer=val_parts[0].tokenizer,
-        source=_description(data, ordered),
-        fingerprint=fingerprint,
-        bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
-        parts=tuple(ordered.values()),
-        recorded=Recorded(fingerprints=tuple(part.fingerprint for part in ordered.values())),
-    )
-
-
-def joint_fingerprint(fingerprints: Sequence[str]) -> str:
-    """Return the fingerprint of several sources."""
-    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
-
-
-def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[str, int]:
-    """Key weights by stream instead of path, in the order of `streams`, which maps paths to streams."""
-    return {stream: weights[path] for path, stream in streams.items() if path in weights}
-
-
-def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
-    """Describe in one line the mixtures that have all their sources open."""
-    texts = []
-    for phase in data.phases:
-        weights = data.weights(phase)
-        if not weights.keys() <= parts.keys():
-            continue
-        total = sum(weights.values())
-        shares = "; ".join(f"{weight / total:.1%} {parts[path].source}" for path, weight in weights.items())
-        texts.append(f"from {phase.tokens:,} tokens: {shares}" if phase.tokens else shares)
-    return "; ".join(texts)

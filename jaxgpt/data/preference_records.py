@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxgpt.data.chat.files import RecordKind
 from jaxgpt.data.chat.messages import (
     LIST_FIELDS,
     begins_with,
@@ -261,3 +262,6 @@ def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages, 
             f"assistant"
         )
     return record._replace(messages=[*prompt, *answered])
+
+
+PREFERENCE_PAIRS = RecordKind("preference pairs", read_preference, FIELDS, EXAMPLE)

@@ -14,21 +14,16 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat.encoding import Conversation
-from jaxgpt.data.chat.files import find_files, has_usable, read_files
-from jaxgpt.data.chat.omitted import omitted_messages
+from jaxgpt.data.chat.files import find_files
+from jaxgpt.data.chat.formats import Formats, formats_of
 from jaxgpt.data.chat.records import ChatRecord, Pair
-from jaxgpt.data.conversations import Formats, encode_conversation, formats_of
+from jaxgpt.data.conversations import encode_conversation
+from jaxgpt.data.example_files import Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import describe_preferences, notes_on_split, notes_on_templates
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out
-from jaxgpt.data.files.skipped import Skipped, reason_of
-from jaxgpt.data.preference_records import (
-    EXAMPLE,
-    FIELDS,
-    EqualAnswers,
-    PreferenceRecord,
-    is_preference,
-    read_preference,
-)
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit
+from jaxgpt.data.files.records import read_records
+from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.preference_records import PREFERENCE_PAIRS, EqualAnswers, PreferenceRecord, is_preference
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -80,81 +75,34 @@ class Preferences(ExampleSplit):
         return chosen.ids[chosen.is_target]
 
 
-class LoadedPreferences(NamedTuple):
-    """The preference pairs of `data.path`; fields as in `conversations.Loaded`."""
-
-    train: Preferences
-    val: Preferences
-    note: str
-    fingerprint: str
-
-
-def check_preferences(path: Path, on_error: str = "fail") -> None:
-    """Check that the records of a path are preference pairs, without a tokenizer and a chat template.
-
-    Raises:
-        UserError: if a record is not a preference pair; with `on_error` skip: if no record is a preference pair.
-    """
-    skipped = Skipped(on_error)
-    if not has_usable(path, skipped, read_preference, FIELDS, all_records=on_error != "skip"):
-        raise no_preferences(path, skipped)
-
-
-def no_preferences(path: Path, skipped: Skipped) -> UserError:
-    """Return the error for a path without usable records."""
-    return UserError(f"{path} has no preference pairs{skipped}; write one per line, as {EXAMPLE}")
-
-
-def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> LoadedPreferences:
+def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded[Preferences]:
     """Read, encode and split the preference pairs of `data.path`.
 
     Raises:
         UserError: if a file cannot be read, a record is not a preference pair or cannot be compared within a window (unless
             `data.on_error` is skip), or no pair remains.
     """
-    path = Path(config.data.path)
     formats = formats_of(tokenizer, config.data)
-    files = find_files(path)
-    skipped = Skipped(config.data.on_error)
-    train = read_preferences(files.train, config, tokenizer, formats, skipped, progress)
-    val = read_preferences(files.val, config, tokenizer, formats, skipped, progress)
-    if not train:
-        raise no_preferences(path, skipped)
 
-    split = hold_out(train, val, files, config.data.train_fraction, key_of)
-    notes = [describe_preferences([*split.train, *split.val], path, config.window)]
+    def encode(record: PreferenceRecord) -> Preference:
+        pair = encode_preference(record, tokenizer, formats)
+        check_fits(pair, config)
+        return pair
+
+    def count(skipped: Skipped, where: str, record: PreferenceRecord) -> None:
+        formats.count_omitted(skipped, where, record.chosen)  # both answers have the same prompt
+
+    read = read_examples(config.data, PREFERENCE_PAIRS, encode, count, progress)
+    split = hold_out(read, config.data.train_fraction, key_of)
+    notes = [describe_preferences([*split.train, *split.val], Path(config.data.path), config.window)]
     notes += notes_on_templates(formats)
-    notes += notes_on_split(files, split, "pairs")
-    return LoadedPreferences(
-        Preferences(split.train), Preferences(split.val), "; ".join(notes) + str(skipped), files.fingerprint
+    notes += notes_on_split(read.files, split, "pairs")
+    return Loaded(
+        train=Preferences(split.train),
+        val=Preferences(split.val),
+        note="; ".join(notes) + str(read.skipped),
+        fingerprint=read.files.fingerprint,
     )
-
-
-def read_preferences(
-    files: Sequence[Path],
-    config: Config,
-    tokenizer: Tokenizer,
-    formats: Formats,
-    skipped: Skipped,
-    progress: Progress = NO_PROGRESS,
-) -> list[Preference]:
-    """Read and encode the pairs of files; `skipped` receives the others, and messages that the chat template omits."""
-    pairs = []
-    for where, record in read_files(files, skipped, read_preference, FIELDS, progress):
-        try:
-            pair = encode_preference(record, tokenizer, formats)
-            check_fits(pair, config)
-        except UserError as e:
-            skipped.skip(reason_of(e, "that cannot be encoded"), where, str(e))
-            continue
-        pairs.append(pair)
-
-        # Both answers have the same prompt.
-        form = formats.of(record.chosen)
-        if isinstance(record.chosen, ChatRecord) and form is not None:
-            for role in omitted_messages(record.chosen, form.template):
-                skipped.count_omitted(where, role)
-    return pairs
 
 
 def encode_preference(record: PreferenceRecord, tokenizer: Tokenizer, formats: Formats) -> Preference:
@@ -209,6 +157,8 @@ def key_of(pair: Preference) -> tuple[bytes, bytes]:
 def are_preferences(path: Path) -> bool:
     """Return whether the first readable record of a path is a preference pair."""
     files = find_files(path)
-    for _, is_pair in read_files([*files.train, *files.val], Skipped("skip"), is_preference, FIELDS):
-        return is_pair
+    for file in (*files.train, *files.val):
+        for record in read_records(file, PREFERENCE_PAIRS.fields):
+            if not record.error:
+                return is_preference(record.value)
     return False

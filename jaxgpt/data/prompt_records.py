@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat.files import has_usable
+from jaxgpt.data.chat.files import RecordKind
 from jaxgpt.data.chat.messages import LIST_FIELDS, messages_from_json, plain_message
 from jaxgpt.data.chat.record_fields import (
     ALREADY_ANSWERED,
@@ -19,11 +18,9 @@ from jaxgpt.data.chat.record_fields import (
     with_input,
 )
 from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
-from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.errors import UserError, short_repr
 
 FIELDS = ("prompt", "question", "instruction", "query", *LIST_FIELDS)  # fields with the prompt
-ALL_COLUMNS: frozenset[str] = frozenset()  # columns of a table to read; empty: all, because a reward may need any field
 EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'
 
 
@@ -99,17 +96,5 @@ def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted(for_reward)
 
 
-def check_prompts(path: Path, on_error: str = "fail") -> None:
-    """Check that the records of a path are prompts, without a tokenizer and a chat template.
-
-    Raises:
-        UserError: if a record has no prompt; with `on_error` skip: if no record has a prompt.
-    """
-    skipped = Skipped(on_error)
-    if not has_usable(path, skipped, read_prompt, ALL_COLUMNS, all_records=on_error != "skip"):
-        raise no_prompts(path, skipped)
-
-
-def no_prompts(path: Path, skipped: Skipped) -> UserError:
-    """Return the error for a path without usable records."""
-    return UserError(f"{path} has no prompts{skipped}; write one per line, as {EXAMPLE}")
+# A reward may need any field, so all are read.
+PROMPTS = RecordKind("prompts", read_prompt, frozenset(), EXAMPLE)

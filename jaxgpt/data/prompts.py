@@ -11,15 +11,14 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.chat.encoding import ChatFormat, stop_ids
-from jaxgpt.data.chat.files import find_files, read_files
+from jaxgpt.data.chat.formats import formats_of
 from jaxgpt.data.chat.messages import plain_message
-from jaxgpt.data.chat.omitted import omitted_messages
 from jaxgpt.data.chat.records import ChatRecord
-from jaxgpt.data.conversations import Formats, formats_of
+from jaxgpt.data.example_files import Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import notes_on_prompts, notes_on_split
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit, hold_out
-from jaxgpt.data.files.skipped import Skipped, UnusableRecord, reason_of
-from jaxgpt.data.prompt_records import ALL_COLUMNS, no_prompts, read_prompt
+from jaxgpt.data.examples import DoesNotFit, ExampleSplit
+from jaxgpt.data.files.skipped import Skipped, UnusableRecord
+from jaxgpt.data.prompt_records import PROMPTS, PromptRecord
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -71,67 +70,37 @@ class PromptSplit(ExampleSplit):
         return np.zeros(0, np.int32)
 
 
-class LoadedPrompts(NamedTuple):
-    """The prompts of `data.path`; fields as in `conversations.Loaded`."""
-
-    train: PromptSplit
-    val: PromptSplit
-    note: str
-    fingerprint: str
-
-
-def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> LoadedPrompts:
+def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded[PromptSplit]:
     """Read, encode and split the prompts of `data.path`.
 
     Raises:
         UserError: if a file cannot be read, a record has no prompt, leaves no room for `post.max_new_tokens` in a window, or
             lacks the expected answer of a built-in reward (unless `data.on_error` is skip), or no prompt remains.
     """
-    path = Path(config.data.path)
     formats = formats_of(tokenizer, config.data)
-    files = find_files(path)
-    skipped = Skipped(config.data.on_error)
-    train = read_prompts(files.train, config, tokenizer, formats, skipped, progress)
-    val = read_prompts(files.val, config, tokenizer, formats, skipped, progress)
-    if not train:
-        raise no_prompts(path, skipped)
 
-    split = hold_out(train, val, files, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
-    notes = notes_on_prompts([*split.train, *split.val], path, formats)
+    def encode(record: PromptRecord) -> Prompt:
+        check_expected_answer(record.record, config)
+        ids = encode_prompt(record.chat, tokenizer, formats.of(record.chat))
+        check_fits(ids, config)
+        return Prompt(ids, record.prompt, record.record)
+
+    def count(skipped: Skipped, where: str, record: PromptRecord) -> None:
+        formats.count_omitted(skipped, where, record.chat)
+
+    read = read_examples(config.data, PROMPTS, encode, count, progress)
+    split = hold_out(read, config.data.train_fraction, lambda prompt: tuple(prompt.ids))
+    notes = notes_on_prompts([*split.train, *split.val], Path(config.data.path), formats)
     if not stop_ids(tokenizer, config.data):
         check_without_end(config)
         notes.append(note_without_end(config))
-    notes += notes_on_split(files, split, "prompts", "reward")
-    return LoadedPrompts(
-        PromptSplit(split.train), PromptSplit(split.val), "; ".join(notes) + str(skipped), files.fingerprint
+    notes += notes_on_split(read.files, split, "prompts", "reward")
+    return Loaded(
+        train=PromptSplit(split.train),
+        val=PromptSplit(split.val),
+        note="; ".join(notes) + str(read.skipped),
+        fingerprint=read.files.fingerprint,
     )
-
-
-def read_prompts(
-    files: Sequence[Path],
-    config: Config,
-    tokenizer: Tokenizer,
-    formats: Formats,
-    skipped: Skipped,
-    progress: Progress = NO_PROGRESS,
-) -> list[Prompt]:
-    """Read and encode the prompts of files; `skipped` receives the others, and messages that the chat template omits."""
-    prompts = []
-    for where, record in read_files(files, skipped, read_prompt, ALL_COLUMNS, progress):
-        form = formats.of(record.chat)
-        try:
-            check_expected_answer(record.record, config)
-            ids = encode_prompt(record.chat, tokenizer, form)
-            check_fits(ids, config)
-        except UserError as e:
-            skipped.skip(reason_of(e, "that cannot be encoded"), where, str(e))
-            continue
-        prompts.append(Prompt(ids, record.prompt, record.record))
-
-        if isinstance(record.chat, ChatRecord) and form is not None:
-            for role in omitted_messages(record.chat, form.template):
-                skipped.count_omitted(where, role)
-    return prompts
 
 
 def check_without_end(config: Config) -> None:

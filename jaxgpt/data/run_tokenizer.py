@@ -7,9 +7,10 @@ from pathlib import Path
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.builtin import SHAKESPEARE_CHARACTERS
-from jaxgpt.data.chat.files import check_conversations
+from jaxgpt.data.chat.files import check_records
+from jaxgpt.data.chat.records import CONVERSATIONS
 from jaxgpt.data.prepared.shards import prepared_tokenizer
-from jaxgpt.data.source_settings import kind_of
+from jaxgpt.data.source_kinds import kind_of
 from jaxgpt.data.text import read_text
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
@@ -61,7 +62,8 @@ def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
     for source in sources:
         kind = kind_of(config, source)
         if kind == "conversations":
-            check_conversations(Path(source.path), source.on_error)  # raises a more specific error for invalid records
+            # Raise a more specific error for invalid records.
+            check_records(Path(source.path), CONVERSATIONS, source.on_error)
         if kind != "text":
             raise UserError(
                 f"{source.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), "

@@ -48,7 +48,7 @@ def _joined(data: Data, splits: Sequence[Split]) -> Sequence[Split]:
 def _document_hashes(data: Data, splits: Sequence[Split]) -> np.ndarray | None:
     """Return hashes of conversations, documents or files; None: unknown boundaries."""
     bounds = [_document_bounds(split, data.tokenizer.end_ids) for split in splits]
-    has_ends = data.is_conversations or any(len(each.begins) > 1 for each in bounds)
+    has_ends = data.kind == "conversations" or any(len(each.begins) > 1 for each in bounds)
     if has_ends:
         return _hashes_of_ids(splits, bounds)
     if data.text:

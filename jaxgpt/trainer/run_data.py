@@ -10,7 +10,7 @@ from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data
-from jaxgpt.data.source_settings import check_sources
+from jaxgpt.data.source_kinds import check_sources
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data_files import base_directory
 from jaxgpt.errors import UserError

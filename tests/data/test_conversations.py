@@ -21,8 +21,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat.encoding import ChatFormat
-from jaxgpt.data.chat.files import check_conversations
-from jaxgpt.data.chat.records import read_record
+from jaxgpt.data.chat.files import check_records
+from jaxgpt.data.chat.records import CONVERSATIONS, read_record
 from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import (
     Conversation,
@@ -444,7 +444,7 @@ def test_a_file_without_any_usable_record(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected):
         load(path, tokenizer(None), on_error="skip")
     with pytest.raises(UserError, match=expected):
-        check_conversations(path, "skip")
+        check_records(path, CONVERSATIONS, "skip")
 
 
 def test_unusable_training_files_are_not_mended_by_good_validation_files(tmp_path: Path) -> None:
@@ -465,11 +465,11 @@ def test_a_missing_library_is_no_unreadable_record(tmp_path: Path, monkeypatch: 
 def test_the_check_finds_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_pairs(path, range(50))
-    check_conversations(path)
+    check_records(path, CONVERSATIONS)
     path.write_text(path.read_text() + '\n{"text": "a"}')
-    check_conversations(path, "skip")
+    check_records(path, CONVERSATIONS, "skip")
     with pytest.raises(UserError, match="line 51: no known shape"):
-        check_conversations(path)
+        check_records(path, CONVERSATIONS)
 
 
 def test_the_prompt_and_the_answer_of_the_first_conversation() -> None:

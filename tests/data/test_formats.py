@@ -208,7 +208,7 @@ def test_an_array_is_split_into_its_items(items: list[Any], chunk: int, indent: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_documents, "CHUNK", chunk)
         file = io.BytesIO(json.dumps(items, indent=indent).encode())
-        assert [json.loads(item) for item in array_items(file, "a.json")] == items
+        assert [json.loads(item) for item in array_items(file)] == items
 
 
 def test_text_after_an_array_is_an_error() -> None:
@@ -229,6 +229,6 @@ def test_a_long_item_is_read_in_linear_time() -> None:
 
     letters = random.Random(0).choices("abc", k=1000)
     file = Counting(json.dumps([{"text": "".join(letters) * 3000}]).encode())
-    [item] = array_items(file, "a.json")
+    [item] = array_items(file)
     assert len(json.loads(item)["text"]) == 3_000_000
     assert file.reads < 20

@@ -21,7 +21,7 @@ from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, with_path
 from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.run_tokenizer import vocab_size
-from jaxgpt.data.source_settings import check_sources
+from jaxgpt.data.source_kinds import check_sources
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError

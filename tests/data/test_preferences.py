@@ -16,10 +16,11 @@ from test_chat import talker
 from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.data import Preferences, open_data
 from jaxgpt.data.chat.encoding import ChatFormat, chat_format
-from jaxgpt.data.conversations import DATE, encode_conversation, formats_of
+from jaxgpt.data.chat.formats import DATE, formats_of
+from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preference, encode_preference, prompt_ids
-from jaxgpt.data.source_settings import check_sources
+from jaxgpt.data.source_kinds import check_sources
 from jaxgpt.data.tokenizers.base import CharTokenizer, Tokenizer
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError

@@ -13,7 +13,7 @@ from test_chat import talker
 from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.data import PromptSplit, open_data
 from jaxgpt.data.chat.encoding import chat_format
-from jaxgpt.data.conversations import DATE
+from jaxgpt.data.chat.formats import DATE
 from jaxgpt.data.prompt_records import read_prompt
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.data.tokenizers.special import SpecialTokens

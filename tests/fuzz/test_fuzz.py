@@ -41,9 +41,9 @@ from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.read_weights import check_weights
 from jaxgpt.data.chat.encoding import ChatFormat
+from jaxgpt.data.chat.formats import Formats
 from jaxgpt.data.chat.template import ChatTemplate
-from jaxgpt.data.conversations import Formats, read_conversations
-from jaxgpt.data.files.skipped import Skipped
+from jaxgpt.data.conversations import read_conversations
 from jaxgpt.data.token_files import open_tokens
 from jaxgpt.data.tokenizers.base import ByteTokenizer
 from jaxgpt.data.tokenizers.cuts import LLAMA3, split_by
@@ -231,7 +231,7 @@ def conversations(rng: Random) -> None:
     path.write_bytes(data)
     bytes_and_names, template = chat()
     form = ChatFormat(template, bytes_and_names)
-    found = read_conversations([path], bytes_and_names, Formats(form, form), Skipped("fail"))
+    found = read_conversations(DataConfig(path=str(path)), bytes_and_names, Formats(form, form)).train
     lines = [line for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
     if not lines or lines[0].strip()[:1] == b"[" or lines[0].strip() == b"{":
         return  # empty, or read as a whole instead of line by line

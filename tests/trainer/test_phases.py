@@ -23,8 +23,8 @@ from jaxgpt.checkpoint.info import Info, read_info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Data, Mixture, Tokens, open_data
+from jaxgpt.data.mixed_sources import mixed
 from jaxgpt.data.mixture import Shares, counts, divide
-from jaxgpt.data.opened import mixed
 from jaxgpt.data.packing import pack_documents
 from jaxgpt.errors import UserError
 from jaxgpt.mix import integer_weights, same_shares

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from jaxgpt.data.chat.messages import EXAMPLE
-from jaxgpt.data.chat.records import FIELDS, ChatRecord, Pair, read_record
 from jaxgpt.data.files.records import read_records
 from jaxgpt.data.files.skipped import Skipped, reason_of
 from jaxgpt.data.token_files import split_of
@@ -59,71 +58,66 @@ def find_files(path: Path) -> Files:
     return Files(train=by_split["val"], val=[], unused=[])
 
 
-def check_conversations(path: Path, on_error: str = "fail") -> None:
-    """Check that the records of a path are conversations, without a tokenizer and a chat template.
+class RecordKind(NamedTuple, Generic[T]):
+    """A kind of records: how they are read, and how errors name them.
+
+    Attributes:
+        name: name of the records in the plural, such as "conversations".
+        read: function of a record (usually a dict) that returns its content; raises `UserError` for an invalid record.
+        fields: names of the fields that `read` uses; empty: all fields.
+        example: an example of a record, for errors.
+    """
+
+    name: str
+    read: Callable[[Any], T]
+    fields: Collection[str]
+    example: str
+
+
+def check_records(path: Path, kind: RecordKind[Any], on_error: str = "fail") -> None:
+    """Check that the records of a path are of a kind, without a tokenizer and a chat template.
 
     Raises:
-        UserError: if a record is not a conversation; with `on_error` skip: if no record is a conversation.
+        UserError: if a record is of a different kind; with `on_error` skip: if all records are.
     """
     skipped = Skipped(on_error)
-    if not has_usable(path, skipped, read_record, FIELDS, all_records=on_error != "skip"):
-        raise no_conversations(path, skipped)
-
-
-def has_usable(
-    path: Path, skipped: Skipped, read: Callable[[Any], Any], fields: Collection[str], all_records: bool
-) -> bool:
-    """Return whether `read` accepts at least one record of a path; `all_records`: also read the remaining records."""
     files = find_files(path)
-    found = False
-    for _ in read_files([*files.train, *files.val], skipped, read, fields):
-        found = True
-        if not all_records:
-            break
-    return found
+    records = read_files([*files.train, *files.val], kind, skipped)
+    if next(records, None) is None:
+        raise no_records(path, kind, skipped)
+    if on_error != "skip":
+        deque(records, maxlen=0)  # the first invalid record raises an error
 
 
-def read_chats(
-    files: Sequence[Path], skipped: Skipped, progress: Progress = NO_PROGRESS
-) -> Iterator[tuple[str, ChatRecord | Pair]]:
-    """Yield the conversations of files with their places, such as "a.jsonl, line 3"; progress counts bytes."""
-    return read_files(files, skipped, read_record, FIELDS, progress)
+def no_records(path: Path, kind: RecordKind[Any], skipped: Skipped) -> UserError:
+    """Return the error for a path without usable records."""
+    return UserError(f"{path} has no {kind.name}{skipped}; write one per line, as {kind.example}")
 
 
 def read_files(
-    files: Sequence[Path],
-    skipped: Skipped,
-    read: Callable[[Any], T],
-    fields: Collection[str],
-    progress: Progress = NO_PROGRESS,
+    files: Sequence[Path], kind: RecordKind[T], skipped: Skipped, progress: Progress = NO_PROGRESS
 ) -> Iterator[tuple[str, T]]:
-    """Yield the results of `read` for the records of files, with their places; progress counts bytes.
+    """Yield the content of each record of files, with the place of the record, such as "a.jsonl, line 3".
 
     Args:
         files: files of records.
-        skipped: receives the records that are unreadable, or rejected by `read`.
-        read: function of a record (usually a dict), which raises `UserError` for an invalid record.
-        fields: names of the fields that `read` uses.
+        kind: kind of the records.
+        skipped: receives the records that are unreadable or invalid.
         progress: called with the number of bytes read so far and the total.
     """
     total = sum(path.stat().st_size for path in files)
     earlier = 0  # bytes of the files before the current one
     for path in files:
-        for record in read_records(path, fields):
-            progress(earlier + record.read, total)
+        for record in read_records(path, kind.fields):
+            progress(earlier + record.bytes_read, total)
             if record.error:
                 reason = "that end the reading of their file" if record.lost else "unreadable"
                 skipped.skip(reason, record.where, record.error)
                 continue
             try:
-                value = read(record.value)
+                content = kind.read(record.value)
             except UserError as e:
                 skipped.skip(reason_of(e, "of an unknown shape"), record.where, str(e))
                 continue
-            yield record.where, value
+            yield record.where, content
         earlier += path.stat().st_size
-
-
-def no_conversations(path: Path, skipped: Skipped) -> UserError:
-    """Return the error for a path without usable records."""
-    return UserError(f"{path} has no conversations{skipped}; write one per line, as {EXAMPLE}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from jaxgpt.data.chat.files import RecordKind
 from jaxgpt.data.chat.labels import KTO_TAG, LABEL, LABEL_FIELDS, check_accepted, is_label_false
 from jaxgpt.data.chat.messages import EXAMPLE, LIST_FIELDS, messages_from_json, plain_message, read_messages
 from jaxgpt.data.chat.record_fields import (
@@ -191,3 +192,6 @@ def _find_shape(fields: Mapping[str, Any], names: Sequence[str]) -> str | Exchan
             f"jaxgpt data prepare"
         )
     return shapes[0]
+
+
+CONVERSATIONS = RecordKind("conversations", read_record, FIELDS, EXAMPLE)

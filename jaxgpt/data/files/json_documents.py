@@ -6,9 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
-
-from jaxgpt.errors import UserError
+from typing import BinaryIO, Literal, NamedTuple
 
 CHUNK = 1 << 16  # minimum bytes of an array to read at a time
 SPREAD = 1 << 26  # maximum bytes to read to find the end of an object
@@ -19,6 +17,17 @@ SPREAD_ERROR = (
 # A complete string, the quote of an incomplete string, a bracket or a comma: they determine where an item ends.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|["\[\]{},]', re.DOTALL)
 DEPTHS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}  # change of the number of open brackets
+
+
+class BadArray(ValueError):
+    """The error for a JSON array that has no end, or is followed by other text."""
+
+
+class Line(NamedTuple):
+    """A line of a file that is not blank."""
+
+    number: int  # number in the file, beginning at 1
+    content: bytes  # includes the line break, if any
 
 
 def begins_array(file: BinaryIO) -> bool:
@@ -40,11 +49,18 @@ def json_layout(file: BinaryIO) -> Literal["array", "lines", "object"]:
     """Return the layout of a `.json` file: `array`, `lines` (one object per line) or `object`."""
     if begins_array(file):
         return "array"
-    for number, line in enumerate(file):
-        text = line.removeprefix(codecs.BOM_UTF8).strip() if number == 0 else line.strip()
-        if text:
-            return "lines" if text.endswith(b"}") else "object"
-    return "lines"  # all lines are blank
+    first = next(filled_lines(file), None)
+    if first is None or first.content.rstrip().endswith(b"}"):
+        return "lines"
+    return "object"
+
+
+def filled_lines(file: BinaryIO) -> Iterator[Line]:
+    """Yield the lines of an open file that are not blank, without its byte-order mark."""
+    for number, line in enumerate(file, 1):
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if content.strip():
+            yield Line(number, content)
 
 
 def is_spread(line: bytes, file: BinaryIO) -> bool:
@@ -61,11 +77,11 @@ def is_spread(line: bytes, file: BinaryIO) -> bool:
     return "\n" in text[:end]
 
 
-def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:
+def array_items(file: BinaryIO) -> Iterator[bytes]:
     """Yield the items of a JSON array, unparsed; memory is bounded by the largest item.
 
     Raises:
-        UserError: if the array has no end, or is followed by other text.
+        BadArray: if the array has no end, or is followed by other text.
     """
     byte = file.read(1)
     while byte and byte != b"[":  # white space and a byte-order mark
@@ -81,10 +97,10 @@ def array_items(file: BinaryIO, where: str) -> Iterator[bytes]:
         # Read as many bytes as the unfinished item has, so that every byte is scanned only a few times.
         block = file.read(max(CHUNK, splitter.unfinished))
         if not block:
-            raise UserError(f"{where}: the array of the .json file has no end: download or write the file again")
+            raise BadArray("the array of the .json file has no end: download or write the file again")
         splitter.append(block)
     if splitter.rest.strip() or file.read(CHUNK).strip():
-        raise UserError(f"{where}: text after the end of the array: write one object per line (.jsonl)")
+        raise BadArray("text after the end of the array: write one object per line (.jsonl)")
 
 
 class _ItemSplitter:

@@ -5,7 +5,6 @@ Objects of several lines are read as one text; other formats, one record or batc
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,9 +12,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.data.files.compressed import HEAD, compression, inner_name, unpacked
 from jaxgpt.data.files.formats import MissingPackage
-from jaxgpt.data.files.json_documents import SPREAD_ERROR, array_items, begins_array, is_spread
+from jaxgpt.data.files.json_documents import (
+    SPREAD_ERROR,
+    BadArray,
+    array_items,
+    begins_array,
+    filled_lines,
+    is_spread,
+)
 from jaxgpt.data.files.lenient_json import DECODER, decode, not_json
-from jaxgpt.errors import UserError, one_line, printable
+from jaxgpt.errors import one_line, printable
 
 BLOCK = 1 << 20  # buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -29,7 +35,7 @@ class Record(NamedTuple):
     value: Any = None  # usually a dict
     error: str = ""  # reason; empty: the record was read
     lost: bool = False  # whether the remainder of the file cannot be read either
-    read: int = 0  # bytes of the file read from disk so far
+    bytes_read: int = 0  # bytes of the file read from disk so far
 
 
 def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
@@ -40,6 +46,9 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
     Args:
         path: file; its content or its suffix, such as `.gz`, selects the compression, and `.parquet` selects Parquet.
         columns: columns of a Parquet file to read, if present; otherwise, all columns are read.
+
+    Raises:
+        MissingPackage: if a library for the format is not installed; such a file is not damaged.
     """
     where = printable(str(path))
     try:
@@ -52,42 +61,38 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
             else:
                 records = _read_json(file, where)
             for record in records:
-                yield record._replace(read=raw.tell())
-    except MissingPackage:  # not a damaged file, so not skipped
+                yield record._replace(bytes_read=raw.tell())
+    except MissingPackage:
         raise
-    except UserError as e:
-        yield Record(where, error=str(e).removeprefix(where).lstrip(": "), lost=True)
+    except BadArray as e:
+        yield Record(where, error=str(e), lost=True)
     except Exception as e:  # any error of the reading libraries
         reason = one_line(getattr(e, "strerror", None) or e) or type(e).__name__
         yield Record(where, error=f"the file cannot be read further ({reason})", lost=True)
 
 
 def _read_json(file: BinaryIO, where: str) -> Iterator[Record]:
-    """Yield one object per line, the items of an array, or objects of several lines."""
+    """Yield the items of an array, objects of several lines, or one object per line."""
     if begins_array(file):
-        for index, item in enumerate(array_items(file, where), 1):
+        for index, item in enumerate(array_items(file), 1):
             yield _parsed(f"{where}, record {index}", item)
         return
 
-    is_first = True
-    for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        text = line.strip()
-        if not text:
-            continue
+    lines = filled_lines(file)
+    first = next(lines, None)
+    if first is None:
+        return
+    if first.content.strip() == b"{":
+        yield from _read_objects(first.content + file.read(), where)
+        return
 
-        # The first non-blank line shows the format: an object of several lines, or one object per line.
-        if is_first and text == b"{":
-            yield from _read_objects(line + file.read(), where)
-            return
-
-        record = _parsed(f"{where}, line {number}", text)
-        if is_first and record.error and is_spread(line, file):
-            yield Record(f"{where}, line {number}", error=SPREAD_ERROR, lost=True)
-            return
-        is_first = False
-        yield record
+    record = _parsed(f"{where}, line {first.number}", first.content.strip())
+    if record.error and is_spread(first.content, file):
+        yield record._replace(error=SPREAD_ERROR, lost=True)
+        return
+    yield record
+    for number, line in lines:
+        yield _parsed(f"{where}, line {number}", line.strip())
 
 
 def _parsed(where: str, text: bytes) -> Record:
@@ -132,7 +137,8 @@ def _read_rows(file: BinaryIO, where: str, columns: Collection[str]) -> Iterator
     known = [name for name in names if name in columns]
     for name in known:
         if names.count(name) > 1:
-            raise UserError(f"{where} has {names.count(name)} columns {name!r}: rename one")
+            yield Record(where, error=f"has {names.count(name)} columns {name!r}: rename one", lost=True)
+            return
 
     number = 0
     for batch in table.iter_batches(ROWS, columns=known or None):

@@ -15,13 +15,14 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.files.compressed import HEAD, compression, inner_name, unpacked
 from jaxgpt.data.files.formats import LINES, MissingPackage
-from jaxgpt.data.files.json_documents import SPREAD_ERROR, array_items, is_spread, json_layout
+from jaxgpt.data.files.json_documents import SPREAD_ERROR, array_items, filled_lines, is_spread, json_layout
 from jaxgpt.data.prepared.document_piece import DocumentPiece, unreadable_error
 from jaxgpt.data.prepared.text_documents import document_identities, read_text_pieces
 from jaxgpt.data.tokenizers.cuts import Cuts
@@ -78,7 +79,7 @@ def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Ite
     file.seek(0)
     match layout:
         case "array":
-            return _array_pieces(array_items(file, where), where, params.field)
+            return _array_pieces(array_items(file), where, params.field)
         case "object":
             return iter([DocumentPiece(where, file.read().removeprefix(codecs.BOM_UTF8), params.field)])
     return _read_lines(file, where, params.field)
@@ -102,15 +103,13 @@ def _array_pieces(items: Iterable[bytes], where: str, field: str) -> Iterator[Do
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPiece]:
     """Yield the documents of a file of JSON Lines, one per line; skip blank lines."""
-    is_first = True
-    for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if not line.strip():
-            continue
-        if is_first and not line.rstrip().endswith(b"}") and is_spread(line, file):
-            raise UserError(f"{where}, line {number}: {SPREAD_ERROR}")
-        is_first = False
+    lines = filled_lines(file)
+    first = next(lines, None)
+    if first is None:
+        return
+    if not first.content.rstrip().endswith(b"}") and is_spread(first.content, file):
+        raise UserError(f"{where}, line {first.number}: {SPREAD_ERROR}")
+    for number, line in chain([first], lines):
         yield DocumentPiece(f"{where}, line {number}", line, field)
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from jaxgpt.config import PrepareParams
+from jaxgpt.data.files.json_documents import BadArray
 from jaxgpt.data.files.lenient_json import parse_record
 from jaxgpt.errors import UserError, one_line, short_repr
 
@@ -88,6 +89,8 @@ def unreadable_error(where: str, e: Exception) -> UserError:
     """Return the error for a file or document that cannot be read because of an exception."""
     if isinstance(e, UserError):
         return e
+    if isinstance(e, BadArray):
+        return UserError(f"{where}: {e}")
     if isinstance(e, UnicodeDecodeError):
         return UserError(f"{where}: not UTF-8 text: {CONVERT}")
     return UserError(f"cannot read {where}: {one_line(getattr(e, 'strerror', None) or e) or type(e).__name__}")
