@@ -104,6 +104,10 @@ class Tokens:
         after = list(self.pieces(at, len(self) - at))
         return self._with_parts(before), self._with_parts(after)
 
+    def with_ends(self, end_ids: tuple[int, ...]) -> Tokens:
+        """Return the same ids, in which `end_ids` end a document."""
+        return Tokens(self.parts, self.vocab_size, end_ids, self.first_id)
+
     def _with_parts(self, parts: list[np.ndarray]) -> Tokens:
         return Tokens(parts, self.vocab_size, self.end_ids, self.first_id)
 

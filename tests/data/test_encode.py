@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.data import open as module
-from jaxgpt.data.open import encode_text
+from jaxgpt.data import opened_source
+from jaxgpt.data.opened_source import encode_text
 from jaxgpt.data.tokenizers import cuts
 from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB, byte_level_bpe
 from jaxgpt.data.tokenizers.new import make_tokenizer
@@ -38,7 +38,7 @@ def test_pieces_give_the_ids_of_the_complete_text(kind: str, monkeypatch: pytest
         done: list[tuple[int, int]] = []
         with monkeypatch.context() as patch:
             patch.setattr(cuts, "PIECE", 7)
-            patch.setattr(module, "TOGETHER", 2)
+            patch.setattr(opened_source, "TOGETHER", 2)
             found = encode_text(made, text, lambda *step: done.append(step))
         assert found.tolist() == expected
         assert done[-1] == (len(text), len(text))
