@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat.forms import CONTEXTS, PROBED
+from jaxgpt.data.chat.probes import CONTEXTS, PROBED
 from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.control_tokens import ControlTokens

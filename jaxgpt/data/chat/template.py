@@ -10,7 +10,9 @@ import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxgpt.data.chat.forms import PROBED, MessageForms
+from jaxgpt.data.chat.argument_forms import ArgumentForms
+from jaxgpt.data.chat.content_forms import ContentForms
+from jaxgpt.data.chat.probes import PROBED
 from jaxgpt.data.chat.sandbox import MARK, sandbox
 from jaxgpt.errors import UserError, short_repr
 
@@ -109,12 +111,14 @@ class ChatTemplate:
         return self._render(self.readable(messages), tools, add_generation_prompt, limit)
 
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages with contents and arguments of calls in the form that the template reads (`MessageForms`).
+        """Return messages with contents and arguments of calls in the form that the template reads.
 
         Raises:
             UserError: if the messages are malformed.
         """
-        return [self._forms.readable(message) for message in check_messages(messages)]
+        checked = check_messages(messages)
+        with_contents = [self._contents.readable(message) for message in checked]
+        return [self._arguments.readable(message) for message in with_contents]
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool, limit: int
@@ -145,11 +149,16 @@ class ChatTemplate:
         return Rendered(text, spans)
 
     @cached_property
-    def _forms(self) -> MessageForms:
-        def render(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-            return self._render(messages, tools, add_generation_prompt=False, limit=PROBED).text
+    def _contents(self) -> ContentForms:
+        return ContentForms(self._probe)
 
-        return MessageForms(render)
+    @cached_property
+    def _arguments(self) -> ArgumentForms:
+        return ArgumentForms(self._probe, self._contents)
+
+    def _probe(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+        """Render a short conversation that shows what the template reads (`probes`)."""
+        return self._render(messages, tools, add_generation_prompt=False, limit=PROBED).text
 
     @cached_property
     def strings(self) -> frozenset[str]:
