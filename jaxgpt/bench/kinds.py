@@ -41,14 +41,15 @@ def instruction_kinds(program: str) -> dict[str, str]:
     for body in computations.values():
         work = {name: _work_of(instruction, computations) for name, instruction in body.items()}
         for name, instruction in body.items():
+            own = work[name]
             # Loops over steps and microbatches have no kind: their time outside their instructions counts as idle.
-            if instruction.opcode == "while" and "jvp(" not in work[name].path:
+            if instruction.opcode == "while" and "jvp(" not in own.path:
                 continue
-            paths = [work[name].path]
-            if work[name].is_product and not work[name].path:
+            paths = [own.path]
+            if own.is_product and not own.path:
                 # The CPU compiler splits the products of attention and drops their source paths.
                 paths = _neighbor_paths(name, body, work)
-            kinds[name] = _kind(instruction.opcode, work[name].is_product, paths)
+            kinds[name] = _kind(instruction.opcode, own.is_product, paths)
     return kinds
 
 

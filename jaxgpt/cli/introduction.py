@@ -82,8 +82,7 @@ def data_lines(config: Config, data: Data, last: Info) -> list[str]:
         length = f"{train.steps:,} steps of {_batch(config)}: {epochs:.3g} epochs"
     else:
         length = f"{steps_left:,} more steps of {_batch(config)}: {epochs:.3g} epochs in total"
-    goal = _uniform_baseline(config) if config.post.objective == "next-token" else _objective(config)
-    return [data.source, _tokens(data), length, goal, _reference(config, epochs)]
+    return [data.source, _tokens(data), length, _objective(config), _reference(config, epochs)]
 
 
 def _tokens(data: Data) -> str:
@@ -101,15 +100,14 @@ def _batch(config: Config) -> str:
     return f"{rows} x {config.window:,} tokens"
 
 
-def _uniform_baseline(config: Config) -> str:
-    """Return the loss of a uniform distribution over the vocabulary."""
+def _objective(config: Config) -> str:
+    """Describe the objective of a run without rollouts; for next-token, return the loss of a uniform distribution."""
+    if config.post.is_preference:
+        return _preference(config)
+    if config.post.is_distillation:
+        return _distillation(config)
     V = config.model.vocab_size
     return f"uniform baseline: ln {V:,} = {math.log(V):.2f}"
-
-
-def _objective(config: Config) -> str:
-    """Describe the objective of a run on preference pairs, or of a distillation."""
-    return _preference(config) if config.post.is_preference else _distillation(config)
 
 
 def _preference(config: Config) -> str:

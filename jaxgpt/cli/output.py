@@ -135,14 +135,16 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
     def show() -> None:
         if ended.wait(delay):
             return
+        updates_in_place = console.is_terminal and not console.is_dumb_terminal and not console.quiet
         with suppress(OSError):  # closed stream
-            if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+            if updates_in_place:
                 # By default, rich would redirect standard output to a console that writes to standard error.
                 out = not console.stderr
                 with Live(console=console, get_renderable=text, transient=True, redirect_stdout=out):
                     ended.wait()
-            while not ended.wait(EVERY):
-                console.write(line())
+            else:
+                while not ended.wait(EVERY):
+                    console.write(line())
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

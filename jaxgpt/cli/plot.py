@@ -104,8 +104,10 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
 
     is_noted = False
     while True:
-        lines = {name: list(read_metrics(run.metrics)) for name, run in runs.items() if run.metrics.is_file()}
-        training = [name for name, run in runs.items() if still_trains(run, lines.get(name, []))]
+        lines: dict[str, Lines] = {}
+        for name, run in runs.items():
+            lines[name] = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
+        training = [name for name, run in runs.items() if still_trains(run, lines[name])]
         if not training:
             return
         if not is_noted:
@@ -113,7 +115,7 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
             note(f"drawing {path} every {EVERY:.0f} seconds while {', '.join(training)} {verb}")
             is_noted = True
 
-        has_losses = [any("loss" in line for line in lines.get(name, [])) for name in runs]
+        has_losses = [any("loss" in line for line in each) for each in lines.values()]
         if all(has_losses):
             baselines = common_baselines(read_baselines(run.path) for run in runs.values())
             draw(lines, baselines, path, x)

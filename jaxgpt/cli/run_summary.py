@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
 
 from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.run import Run
@@ -31,11 +30,8 @@ def update_baselines(run: Run, data: Data, objective: str) -> None:
 
     The file is deleted if the data or the objective has no baselines.
     """
-    with suppress(UserError):  # a damaged file is replaced
-        recorded = read_baselines(run.path)
-        if recorded["losses"] and recorded.get("data") == data.fingerprint:
-            return
-
+    if _has_baselines(run, data):
+        return
     path = run.path / BASELINES
     found = baselines(data) if objective == "next-token" else None
     if found:
@@ -44,8 +40,18 @@ def update_baselines(run: Run, data: Data, objective: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def _has_baselines(run: Run, data: Data) -> bool:
+    """Return whether baselines.json has the baselines of these data; False for a damaged file."""
+    try:
+        recorded = read_baselines(run.path)
+    except UserError:
+        return False
+    return bool(recorded["losses"]) and recorded.get("data") == data.fingerprint
+
+
 def _recorded_losses(run: Run) -> dict[str, float]:
     """Return the baselines of a run, keyed by name; {} if baselines.json is missing or damaged."""
-    with suppress(UserError):
+    try:
         return dict(read_baselines(run.path)["losses"])
-    return {}
+    except UserError:
+        return {}
