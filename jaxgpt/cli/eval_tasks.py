@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxgpt.cli.options import Weights
 from jaxgpt.cli.output import Facts, aligned, columns, finite_or_none, note, print_result, progress
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
-    from jaxgpt.tasks.record import TaskResult
+    from jaxgpt.tasks.record import Conditions
+    from jaxgpt.tasks.results import TaskResult
 
 
 class TaskOptions(NamedTuple):
@@ -45,7 +46,7 @@ def eval_tasks(run: str, checkpoint: str, weights: Weights, options: TaskOptions
     version = harness_version()
     lm, results = _evaluate(run, checkpoint, weights, options)
 
-    conditions: dict[str, Any] = {
+    conditions: Conditions = {
         "step": int(lm.source.rpartition(" ")[2]),  # "RUN, step N"
         "weights": weights,
         "limit": options.limit,
@@ -86,7 +87,7 @@ def _evaluate(run: str, checkpoint: str, weights: Weights, options: TaskOptions)
     return lm, results
 
 
-def _keep(run: Path, results: Sequence[TaskResult], conditions: Mapping[str, Any]) -> None:
+def _keep(run: Path, results: Sequence[TaskResult], conditions: Conditions) -> None:
     """Record results in a run. Results that cannot be recorded cause a note, not an error: they are printed anyway."""
     from jaxgpt.tasks.record import add_results
 
@@ -101,7 +102,7 @@ def _keep(run: Path, results: Sequence[TaskResult], conditions: Mapping[str, Any
 
 def _text(about: Facts, results: Sequence[TaskResult]) -> str:
     """Format results as a table below the facts about their evaluation."""
-    from jaxgpt.tasks.record import table
+    from jaxgpt.tasks.results import table
 
     rows = columns(table(results))
     return f"{aligned(about)}\n\n{rows}\n\n+- is the standard error over the samples of a task"

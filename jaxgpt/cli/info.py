@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import Facts, aligned, columns, print_result
-from jaxgpt.cli.run_state import RunProgress, RunState, SavedStep, TaskEntry, read_state
+from jaxgpt.cli.run_state import RunProgress, RunState, SavedStep, read_state
 from jaxgpt.cli.settings import given_model, named_config, origin, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import short_repr
 from jaxgpt.presets import PRESETS
 from jaxgpt.progress import duration
+
+if TYPE_CHECKING:
+    from jaxgpt.tasks.record import TaskEntry
 
 
 def info(target: str, /, *, json: Json = False) -> int:
@@ -149,7 +152,8 @@ def _value(saved: SavedStep, loss: float, has_rewards: bool) -> str:
 
 def _task_line(entry: TaskEntry) -> str:
     """Return a line for a result of `jaxgpt eval RUN --tasks`."""
-    from jaxgpt.tasks.record import evaluation_settings, number
+    from jaxgpt.tasks.record import evaluation_settings
+    from jaxgpt.tasks.results import number
 
     result = entry.result
     value = number(result.value)

@@ -13,7 +13,7 @@ from jaxgpt.errors import UserError
 if TYPE_CHECKING:
     from jaxgpt.data import Data
     from jaxgpt.lm import LM, Generation
-    from jaxgpt.report.memorized import TrainingSpans
+    from jaxgpt.report.training_spans import TrainingSpans
 
 
 def open_training_data(lm: LM, run: str, checkpoint: str) -> Data:
@@ -41,7 +41,7 @@ def open_training_data(lm: LM, run: str, checkpoint: str) -> Data:
 
 def find_in_training(samples: Sequence[Generation], data: Data) -> TrainingSpans:
     """Find the longest span of each sample in the training data."""
-    from jaxgpt.report.memorized import find_memorized
+    from jaxgpt.report.training_spans import find_memorized
 
     with progress("searching the training data") as activity:
         return find_memorized([sample.ids for sample in samples], data, activity)
@@ -49,7 +49,7 @@ def find_in_training(samples: Sequence[Generation], data: Data) -> TrainingSpans
 
 def memorized_text(found: TrainingSpans) -> str:
     """Describe the longest span of each sample, and the median of validation texts, if any."""
-    from jaxgpt.report.memorized import PIECES
+    from jaxgpt.report.training_spans import PIECES
 
     lines = []
     for number, span in enumerate(found.spans, 1):

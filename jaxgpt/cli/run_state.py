@@ -13,7 +13,7 @@ from jaxgpt.presets import PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.info import Info
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.tasks.record import TaskResult
+    from jaxgpt.tasks.record import TaskEntry
 
 # Settings determined by the data and --init-from, not listed as changed.
 OF_DATA = ("model.vocab_size", "init_from", "state_from")
@@ -45,13 +45,6 @@ class SavedStep(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the values of the JSON object; without a name, `ranking` is omitted."""
         return {name: value for name, value in self._asdict().items() if name != "ranking" or value}
-
-
-class TaskEntry(NamedTuple):
-    """A result of `jaxgpt eval RUN --tasks`, and the conditions of its evaluation, as in `tasks.record.read_results`."""
-
-    result: TaskResult
-    conditions: Mapping[str, Any]
 
 
 class RunState(NamedTuple):
@@ -119,7 +112,7 @@ def read_state(run: Run, config: Config) -> RunState:
         damaged=damaged,
         best=best_step(infos) if infos and not damaged else None,
         changed=_changed_settings(config),
-        tasks=[TaskEntry(*entry) for entry in read_results(run.path)],
+        tasks=read_results(run.path),
         starts=[line for line in lines if "started" in line],
     )
 

@@ -15,7 +15,7 @@ from jaxgpt.options import SEED
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM, Generation
-    from jaxgpt.report.memorized import TrainingSpans
+    from jaxgpt.report.training_spans import TrainingSpans
 
 
 def sample(

@@ -11,10 +11,14 @@ import numpy as np
 from jaxgpt.data import Data, Packed, Split
 from jaxgpt.errors import UserError
 from jaxgpt.progress import NO_PROGRESS, Progress
-from jaxgpt.report.baselines import COUNTED, EVALUATED, bytes_per_token, compressed_bits, fit_ngrams, sample
+from jaxgpt.report.blocks import blocks, sample
 from jaxgpt.report.duplicates import document_copies, line_copies
-from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
+from jaxgpt.report.fitted_ngrams import fit_ngrams
+from jaxgpt.report.hashes import GRAM, Grams, overlap
+from jaxgpt.report.text_bytes import bytes_per_token, compressed_bits
 
+COUNTED = 1 << 23  # maximum number of training tokens for n-gram counts; needs 0.7 GB of memory
+EVALUATED = 1 << 22  # maximum number of held-out tokens for cross entropies
 READ = 1 << 20  # tokens to process at a time
 
 

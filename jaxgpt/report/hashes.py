@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
-from jaxgpt.data import Split
 from jaxgpt.data.order import mix
-from jaxgpt.progress import Progress
 
 GRAM = 13  # tokens per n-gram; two texts rarely share an n-gram of this length by chance
 ODD = 0x9E3779B97F4A7C15  # multiplier of hashes: the increment of splitmix64
@@ -77,11 +75,3 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
         found[ranks] = True
     rank = np.searchsorted(wanted.hashes, hashes)
     return float(found[rank].mean())
-
-
-def blocks(split: Split, size: int, progress: Progress, following: int = 0) -> Iterator[np.ndarray]:
-    """Yield the ids of a split in blocks of `size`, each with up to `following` ids of the next block."""
-    total = len(split)
-    for start in range(0, total, size):
-        yield split.take(start, min(size + following, total - start))
-        progress(min(start + size, total), total)

@@ -12,8 +12,8 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.scan import per_layer
 from jaxgpt.progress import Progress
-from jaxgpt.tasks.load import Interrupted, Tasks
-from jaxgpt.tasks.record import TaskResult, number
+from jaxgpt.tasks.loaded import Interrupted, Tasks
+from jaxgpt.tasks.results import TaskResult, number
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.program import Program
 

@@ -30,7 +30,7 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
 from jaxgpt.lm.arguments import encode_prompt
-from jaxgpt.report.baselines import bytes_per_token
+from jaxgpt.report.text_bytes import bytes_per_token
 
 BOS = 257
 END = 258

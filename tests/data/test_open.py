@@ -25,7 +25,7 @@ from jaxgpt.data.source_kinds import check_sources
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data_files import has_documents
 from jaxgpt.errors import UserError
-from jaxgpt.report.baselines import bytes_per_token
+from jaxgpt.report.text_bytes import bytes_per_token
 
 END = "<EOS>"
 

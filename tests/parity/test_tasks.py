@@ -22,7 +22,8 @@ from jaxgpt.convert.export_model import export_model  # noqa: E402
 from jaxgpt.data.tokenizers.bpe import train_bpe  # noqa: E402
 from jaxgpt.data.tokenizers.special import SpecialTokens  # noqa: E402
 from jaxgpt.lm import LM, save  # noqa: E402
-from jaxgpt.tasks.load import BOOTSTRAPS, open_tasks  # noqa: E402
+from jaxgpt.tasks.load import open_tasks  # noqa: E402
+from jaxgpt.tasks.loaded import BOOTSTRAPS  # noqa: E402
 from jaxgpt.tasks.quiet import FEWSHOT_SEED, quiet  # noqa: E402
 
 TEMPLATE = (

@@ -17,6 +17,7 @@ from jaxgpt.data.tokenizers.base import ByteTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.report import hashes, memorized
 from jaxgpt.report.memorized import Match, longest_matches
+from jaxgpt.report.training_spans import find_memorized
 
 
 def brute_force(sample: list[int], corpus: list[int]) -> Match:
@@ -73,7 +74,7 @@ def test_the_place_in_a_text() -> None:
     )
     data = open_data(config)
     ids = list("xzwölf Boxkäx".encode())
-    [span, none], validation = memorized.find_memorized([ids, []], data)
+    [span, none], validation = find_memorized([ids, []], data)
     assert asdict(span) | {"before": "", "after": ""} == {
         "tokens": 13, "of": 15, "characters": 11, "text": "zwölf Boxkä", "start": 1, "token": 33, "location": "b.txt:2",
         "before": "", "after": "",
@@ -90,7 +91,7 @@ def test_the_place_in_conversations() -> None:
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = Config(model=ModelConfig(block_size=64), data=DataConfig(path="talks.jsonl", train_fraction=1.0))
     data = open_data(config, ByteTokenizer())
-    [span], _ = memorized.find_memorized([list(b"it is 169?")], data)
+    [span], _ = find_memorized([list(b"it is 169?")], data)
     assert (span.text, span.location) == ("it is 169", f"talks.jsonl, token {span.token}")
     assert span.before.endswith("what is 13? ")
 
@@ -102,6 +103,6 @@ def test_the_place_in_a_mixture() -> None:
         model=ModelConfig(block_size=4),
         data=DataConfig(mix=("a.txt=1", "b.txt=1"), tokenizer="byte", train_fraction=0.8),
     )
-    spans, _ = memorized.find_memorized([list(b"xfirstx"), list(b"a second line.")], open_data(config))
+    spans, _ = find_memorized([list(b"xfirstx"), list(b"a second line.")], open_data(config))
     assert [(span.text, span.location) for span in spans] == [("first", "a.txt:1"), ("second line", "b.txt:2")]
     assert spans[1].before.endswith("other\n")

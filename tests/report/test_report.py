@@ -118,7 +118,7 @@ def test_a_copy_in_token_files_without_validation_files_overlaps(monkeypatch: py
 def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
     whole = losses(described("text.txt", "--data.train-fraction", "0.5"))
-    monkeypatch.setattr("jaxgpt.report.baselines.SAMPLED", 500)
+    monkeypatch.setattr("jaxgpt.report.blocks.SAMPLED", 500)
     monkeypatch.setattr(describe, "COUNTED", 5000)
     monkeypatch.setattr(describe, "EVALUATED", 5000)
     part = described("text.txt", "--data.train-fraction", "0.5")

@@ -15,10 +15,17 @@ from jaxgpt.convert.export_model import export_model
 from jaxgpt.directories import TASKS
 from jaxgpt.errors import UserError
 from jaxgpt.lm import save
-from jaxgpt.tasks.record import TaskResult, add_results, read_results, results_of, table
+from jaxgpt.tasks.record import Conditions, add_results, read_results
+from jaxgpt.tasks.results import TaskResult, results_of, table
 
 ACC = TaskResult("quiz", "acc", 0.25, 0.05, True, samples=100, of=2000, shots=5, task_version="1.0")
-FACTS = {"step": 0, "weights": "float32", "limit": 100, "chat_template": False, "versions": {"lm_eval": "0.4.13"}}
+FACTS: Conditions = {
+    "step": 0,
+    "weights": "float32",
+    "limit": 100,
+    "chat_template": False,
+    "versions": {"lm_eval": "0.4.13"},
+}
 
 
 @pytest.fixture

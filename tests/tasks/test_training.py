@@ -21,8 +21,8 @@ from jaxgpt.lm import LM
 from jaxgpt.progress import Progress
 from jaxgpt.tasks.answers import AnswerSettings, GenerationRequest, answer_prompts
 from jaxgpt.tasks.evaluator import TaskMetrics, TaskScores
-from jaxgpt.tasks.record import TaskResult
 from jaxgpt.tasks.requests import Continuation, answer_choices
+from jaxgpt.tasks.results import TaskResult
 from jaxgpt.trainer.evaluation import ValidationLoss
 from jaxgpt.trainer.evaluators import Every, Measured, Watch
 from jaxgpt.trainer.events import Listener, Outcome

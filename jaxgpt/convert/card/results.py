@@ -12,7 +12,8 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import read_baselines
 from jaxgpt.reward_words import shown_reward
-from jaxgpt.tasks.record import TITLES, evaluation_settings, read_results, table
+from jaxgpt.tasks.record import evaluation_settings, read_results
+from jaxgpt.tasks.results import TITLES, table
 from jaxgpt.trainer.metrics import read_metrics
 
 Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
@@ -65,10 +66,10 @@ def tasks_section(run: Path, info: Info) -> str:
     if not results:
         return ""
     rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
-    _, *cells = table([result for result, _ in results])
-    for row, (_, facts) in zip(cells, results, strict=True):
-        rows.append(f"| {' | '.join([*row, evaluation_settings(facts)])} |")
-    versions = {facts.get("versions", {}).get("lm_eval", "unknown") for _, facts in results}
+    _, *cells = table([entry.result for entry in results])
+    for row, entry in zip(cells, results, strict=True):
+        rows.append(f"| {' | '.join([*row, evaluation_settings(entry.conditions)])} |")
+    versions = {entry.conditions.get("versions", {}).get("lm_eval", "unknown") for entry in results}
     rows.append(
         f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
     )
