@@ -63,4 +63,4 @@ def test_a_product_with_int8_weights() -> None:
 def test_states_of_other_optimizers(name: Any) -> None:
     config = replace(small_run(), optim=OptimConfig(name=name)).with_model(vocab_size=17, n_layer=1)
     with jax.enable_x64(True):
-        assert types_of(build(config).abstract_state) <= {"float32", "int32"}
+        assert types_of(build(config).abstract.state) <= {"float32", "int32"}

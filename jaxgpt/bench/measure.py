@@ -62,13 +62,13 @@ def benchmark(
     program = run.program
     limits = peak_rates(program.mesh, config.train.compute_dtype)
 
-    flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+    flops = flops_per_token(config.model, program.abstract.weights, config.window, config.lora)
     device = program.mesh.devices.flat[0]
     results: BenchResults = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
         "devices": program.mesh.size,
         "jax": jax.__version__,
-        "parameters": parameter_count(program.abstract_weights),
+        "parameters": parameter_count(program.abstract.weights),
         "compute_dtype": config.train.compute_dtype,
         "start_seconds": run.start_seconds,
         "step": _step_results(run, times, flops, limits["flops_per_second"]),

@@ -41,7 +41,7 @@ def introduction(program: Program, data: Data, run: Run, last: Info) -> Facts:
 
 def _size(program: Program) -> str:
     """Return the number of parameters, including frozen parameters."""
-    return f"{parameter_count(program.abstract_weights):,} parameters"
+    return f"{parameter_count(program.abstract.weights):,} parameters"
 
 
 def _adapters(program: Program) -> str:
@@ -49,7 +49,7 @@ def _adapters(program: Program) -> str:
     lora = program.config.lora
     if not lora.rank:
         return ""
-    trained = parameter_count(program.abstract_state.params)
+    trained = parameter_count(program.abstract.state.params)
     return f"LoRA of rank {lora.rank} on {lora.targets}: {trained:,} trainable parameters"
 
 

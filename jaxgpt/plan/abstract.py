@@ -56,9 +56,9 @@ def batch_of(program: Program, work: Work = NEXT_TOKEN) -> Any:
 
 def argument_bytes(program: Program, work: Work = NEXT_TOKEN) -> dict[str, float]:
     """Count the bytes of a step's inputs on one device, by kind."""
-    state = program.abstract_state
+    state = program.abstract.state
     kinds = {
-        "parameters": shard_bytes((state.params, program.abstract_frozen)),
+        "parameters": shard_bytes((state.params, program.abstract.frozen)),
         "optimizer": shard_bytes(state.opt_state),
     }
     if state.ema is not None:
@@ -89,6 +89,6 @@ def step_flops(program: Program, work: Work = NEXT_TOKEN) -> StepFlops:
     device_tokens = tokens / config.mesh.context
     computed = device_tokens * device_rows * token_flops(config, config.window)
 
-    per_token = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
+    per_token = flops_per_token(program.model, program.abstract.weights, config.window, config.lora)
     useful = per_token * config.train.batch_size / program.mesh.size
     return StepFlops(computed=computed, useful=tokens * useful)

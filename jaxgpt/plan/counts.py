@@ -82,8 +82,8 @@ def counts_of(config: Config, target: Target, work: Work, layers: int) -> Counts
     flops = step_flops(program, work)
     reference_weights = 0.0
     if work.frozen:
-        reference_weights = gathered_elements(of_objective(program.abstract_frozen), program.mesh)
-    gradients = shard_bytes(program.abstract_state.params)
+        reference_weights = gathered_elements(of_objective(program.abstract.frozen), program.mesh)
+    gradients = shard_bytes(program.abstract.state.params)
     return Counts(
         memory=argument_bytes(program, work) | {"gradients": gradients},
         model_flops=flops.computed,
@@ -94,7 +94,7 @@ def counts_of(config: Config, target: Target, work: Work, layers: int) -> Counts
         saved_without_remat=without_remat.saved,
         saved_pairs=traced.of_pairs,
         saved_pairs_without_remat=without_remat.of_pairs,
-        weights=gathered_elements(program.abstract_weights, program.mesh),
+        weights=gathered_elements(program.abstract.weights, program.mesh),
         reference_weights=reference_weights,
         gradients=_gradient_elements(program),
     )
@@ -108,7 +108,7 @@ def _gradient_elements(program: Program) -> GradientElements:
     axes = (*RULES["batch"], *RULES["length"])
     summed = dict.fromkeys(_subsets(axes), 0.0)
     scattered = 0.0
-    for leaf in jax.tree.leaves(program.abstract_state.params):
+    for leaf in jax.tree.leaves(program.abstract.state.params):
         of_leaf = sharding_axes(leaf)
         size = shard_elements(leaf)
         unsharded = tuple(axis for axis in axes if axis not in of_leaf)

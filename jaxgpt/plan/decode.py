@@ -49,7 +49,7 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
 
     # The shapes of the decoding step's arguments: weights in the compute dtype (`for_decoding`), and the state.
     dtype = config.train.compute_dtype
-    weights = program.abstract_weights
+    weights = program.abstract.weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)
     state = _abstract_state(sampler, params, model, B, mesh)
 

@@ -52,7 +52,7 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
         _, backward = jax.vjp(lambda params: total(params, frozen, batch), params)
         return backward  # a tree of arrays: the residuals
 
-    arguments = program.abstract_state.params, program.abstract_frozen, batch_of(program, work)
+    arguments = program.abstract.state.params, program.abstract.frozen, batch_of(program, work)
     unsharded = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
     forward = jax.make_jaxpr(residuals)(*unsharded).jaxpr
     both_passes = jax.make_jaxpr(jax.grad(total))(*unsharded).jaxpr

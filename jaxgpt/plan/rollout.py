@@ -81,7 +81,7 @@ def _weights(config: Config, topology: Topology, work: Work) -> WeightBytes:
     element = _element_bytes(config)
     return WeightBytes(
         train_state=jax.tree.map(extrapolate, argument_bytes(one, work), argument_bytes(two, work)),
-        copied=element * extrapolate(shard_elements(one.abstract_weights), shard_elements(two.abstract_weights)),
+        copied=element * extrapolate(shard_elements(one.abstract.weights), shard_elements(two.abstract.weights)),
     )
 
 

@@ -67,7 +67,7 @@ def compile_step(
     arguments = argument_bytes(program, work)
     batch = batch_of(program, work)
     flops = step_flops(program, work)
-    lower = partial(program.lower, program.abstract_state, batch)
+    lower = partial(program.lower, program.abstract.state, batch)
     cost = compile_program(lower, arguments, flops, program, topology)
     if cost.out_of_memory:
         return cost

@@ -49,7 +49,7 @@ def check_step(
         return
     after = f" after {skipped} skipped updates in a row" if too_many else ""
     event = f"{non_finite or 'a spike'} at step {step}{after}"
-    gradient = first_non_finite(program.config.model, program.abstract_state.params, squared_norms)
+    gradient = first_non_finite(program.config.model, program.abstract.state.params, squared_norms)
     raise Diverged(f"{event}, {gradient}" if gradient else event)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from jaxgpt.checkpoint.placement import Place
 from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
-from jaxgpt.model.scan import unstack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.parallel.host import step_compile_options
 from jaxgpt.parallel.mesh import block_on_cpu_mesh
 from jaxgpt.parallel.rows import Microbatches, rows_of
 from jaxgpt.parallel.rules import Rules, replicated, use_mesh
@@ -28,7 +25,8 @@ from jaxgpt.train.adapters import base_of, of_objective
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.optimizer import Hyperparameters
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.run_step import RunStep, take_steps
+from jaxgpt.trainer.jitted import jit_functions
+from jaxgpt.trainer.run_step import RunStep
 from jaxgpt.trainer.states import (
     Abstract,
     Fresh,
@@ -36,10 +34,9 @@ from jaxgpt.trainer.states import (
     copy_params,
     put_stacked,
     random_state,
-    shardings_of,
     state_with_params,
 )
-from jaxgpt.trainer.step_batches import Several, StepBatches
+from jaxgpt.trainer.step_batches import StepBatches
 
 
 @dataclass(eq=False)
@@ -65,8 +62,7 @@ class Program:
         note: advice about mesh, kernels and settings for the user, or "".
         given: names of the parts that are given in Python, keyed by part; a resumed run must receive these parts again.
         pure_step: the train step as a pure function `(state, batch, hyperparameters, frozen) -> (state, metrics)`.
-        jitted_step: `pure_step`, compiled; it donates the state.
-        jitted_eval: function of `sums`, compiled: `(params, batch, frozen) -> RowSums`.
+        jitted: the jitted functions of `step`, `sums` and `to_checkpoint`.
     """
 
     config: Config
@@ -84,8 +80,7 @@ class Program:
     given: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the jitted functions; tracing and compilation happen at the first call."""
-        everywhere = replicated(self.mesh)
+        """Make the step and the jitted functions."""
         self._batches = StepBatches(self.config, self.mesh)
         self.pure_step = RunStep(
             config=self.config,
@@ -96,29 +91,7 @@ class Program:
             abstract=self.abstract,
             accumulation=self.microbatches.accumulation,
         )
-
-        def train(state: TrainState, batch: Any, hyperparameters: Hyperparameters, frozen: Any) -> Any:
-            return self.pure_step(state, batch, hyperparameters, frozen)
-
-        def train_several(state: TrainState, several: Several, hyperparameters: Hyperparameters, frozen: Any) -> Any:
-            step = partial(self.pure_step, hyperparameters=hyperparameters, frozen=frozen)
-            return take_steps(state, several, step)
-
-        def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
-            sums = self.objective(params, batch, None, frozen)
-            # Arrays of each row, such as the loads of experts, are metrics of training only.
-            values = {name: each for name, each in sums.others.items() if each.ndim == 1}
-            return sums._replace(penalty_B=None, others=values)
-
-        def unstack(state: TrainState) -> TrainState:
-            return unstack_layers(state, self.config.model.n_layer)
-
-        shardings = shardings_of(self.abstract.state), everywhere
-        options = step_compile_options(self.mesh)
-        self.jitted_step = jax.jit(train, out_shardings=shardings, donate_argnums=0, compiler_options=options)
-        self._jitted_steps = jax.jit(train_several, out_shardings=shardings, donate_argnums=0, compiler_options=options)
-        self.jitted_eval = jax.jit(evaluate, out_shardings=everywhere)
-        self._unstack = jax.jit(unstack, out_shardings=shardings_of(self.abstract.checkpoint))
+        self.jitted = jit_functions(self.pure_step)
         self._called: dict[Any, jax.stages.Wrapped] = {}  # the jitted functions of `call`
 
     # Batches.
@@ -147,21 +120,6 @@ class Program:
         return self._batches.abstract(steps, spec)
 
     # States.
-
-    @property
-    def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state."""
-        return self.abstract.state
-
-    @property
-    def abstract_frozen(self) -> Any:
-        """Shapes, dtypes and shardings of `frozen`."""
-        return self.abstract.frozen
-
-    @property
-    def abstract_weights(self) -> Any:
-        """Shapes, dtypes and shardings of the model's weights."""
-        return self.abstract.weights
 
     @property
     def place(self) -> Place:
@@ -194,7 +152,7 @@ class Program:
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Return a state with unstacked layers: a copy with `train.scan_layers`, otherwise the state itself."""
-        return block_on_cpu_mesh(self.mesh, self._unstack(state)) if self.config.train.scan_layers else state
+        return block_on_cpu_mesh(self.mesh, self.jitted.unstack(state)) if self.config.train.scan_layers else state
 
     def put_params(self, params: Any) -> Any:
         """Put parameters with unstacked layers on their devices, for `eval`."""
@@ -224,7 +182,7 @@ class Program:
         The given state is donated. Returns the next state, the metrics of `train_step` and, without a custom optimizer, `lr`.
         For several steps, metrics are `[K, ...]`, and zero beyond the last step.
         """
-        return self._run(self._jitted_for(batch), state, batch, self.hyperparameters, self.frozen)
+        return self._run(self.jitted.step_for(batch), state, batch, self.hyperparameters, self.frozen)
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each row, for `params` or an EMA."""
@@ -236,7 +194,7 @@ class Program:
 
         Dropout is off. The penalty, and sums `[B, ...]` with further axes, are omitted.
         """
-        result: RowSums = self._run(self.jitted_eval, params, batch, self.frozen)
+        result: RowSums = self._run(self.jitted.eval, params, batch, self.frozen)
         return result
 
     def call(self, function: Callable[[Any, Any], Any], params: Any, batch: Any) -> Any:
@@ -263,15 +221,11 @@ class Program:
             lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=place), self.hyperparameters
         )
         with self.on_mesh():
-            return self._jitted_for(batch).lower(state, batch, hyperparameters, self.abstract.frozen)
+            return self.jitted.step_for(batch).lower(state, batch, hyperparameters, self.abstract.frozen)
 
     def on_mesh(self) -> AbstractContextManager[None]:
         """Return a context that sets the mesh, and maps the logical axes of layers to mesh axes."""
         return use_mesh(self.mesh, self.config.model, self.rules, length=self.config.window)
-
-    def _jitted_for(self, batch: Any) -> Any:
-        """Return the jitted function for one batch or for `Several`."""
-        return self._jitted_steps if isinstance(batch, Several) else self.jitted_step
 
     def _run(self, function: Any, *args: Any) -> Any:
         """Call a jitted function on the mesh."""

@@ -61,7 +61,7 @@ class Recorder:
         self.checked_step = self.step
         self.result: Result | None = None
 
-        flops = flops_per_token(program.model, program.abstract_weights, config.window, config.lora)
+        flops = flops_per_token(program.model, program.abstract.weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
         self._began = time.perf_counter() - file.elapsed_seconds

@@ -72,7 +72,7 @@ def dots(optimizer: str) -> Counter[str]:
     config = Config(model=small("gpt2", n_layer=1), optim=OptimConfig(name=optimizer), train=TrainConfig(batch_size=8))  # type: ignore[arg-type]
     program = build(config)
     batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
-    text = program.lower(program.abstract_state, batch).compile().as_text()
+    text = program.lower(program.abstract.state, batch).compile().as_text()
     kind_of = instruction_kinds(text)
     assert set(kind_of.values()) == set(WORK)
     computations, _ = read_computations(text)

@@ -454,13 +454,13 @@ def test_restore_on_another_mesh() -> None:
         for mesh in (MeshConfig(data=1, fsdp=8), MeshConfig(data=1, fsdp=2, tensor=2), MeshConfig(data=1))
     ]
     first = jax.device_get(programs[2].init())
-    whole = jax.device_put(first, shardings_of(programs[0].abstract_state))
+    whole = jax.device_put(first, shardings_of(programs[0].abstract.state))
     for step, program in enumerate(programs[1:], 1):
         with keeping(last=1) as saver:
             saver.save(whole, Info(step))
-        whole = restore(FOLDER, step, program.abstract_state)
+        whole = restore(FOLDER, step, program.abstract.state)
         assert whole.step == step
-        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == shardings_of(program.abstract_state)
+        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == shardings_of(program.abstract.state)
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
 

@@ -96,7 +96,7 @@ def test_traced_flops_are_those_of_the_lowered_program(remat: str) -> None:
     run = config(remat, n_embd=256)
     part = one_device(replace(run, train=replace(run.train, attention="xla")))
     program = abstract_program(part, TPU)
-    arguments = program.abstract_state.params, program.batch()
+    arguments = program.abstract.state.params, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
 
     def loss(params: Any, batch: Any) -> jax.Array:
@@ -110,7 +110,7 @@ def test_traced_flops_of_experts_are_those_of_the_active_experts() -> None:
     """The router's products, in no formula, are small."""
     run = config(n_experts=4, bias=False, mlp="gated", n_inner=256)
     part = one_device(replace(run, train=replace(run.train, attention="xla")))
-    model = flops_per_token(part.model, abstract_program(part, TPU).abstract_weights, part.window)
+    model = flops_per_token(part.model, abstract_program(part, TPU).abstract.weights, part.window)
     assert trace(part, TPU).flops == pytest.approx(model * 2 * part.window, rel=0.02)
 
 

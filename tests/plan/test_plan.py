@@ -47,7 +47,7 @@ def config(mesh: MeshConfig, **changes: object) -> Config:
 
 
 def lowered(program: Program) -> jax.stages.Lowered:
-    return program.lower(program.abstract_state, program.batch())
+    return program.lower(program.abstract.state, program.batch())
 
 
 @pytest.mark.ci
@@ -77,7 +77,7 @@ def test_a_data_parallel_step_sends_the_gradients() -> None:
     """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
     collectives, _ = read_program(lowered(program).compile().as_text())
-    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
+    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract.state.params))
     traffic = traffic_by_kind(collectives)
     assert set(traffic) == {"all-reduce"}
     assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
@@ -93,7 +93,7 @@ def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
     model = program.config.model
     T, lora = model.block_size, LoraConfig(rank=rank)
-    formula = flops_per_token(model, program.abstract_weights, T, lora) * 16 * T
+    formula = flops_per_token(model, program.abstract.weights, T, lora) * 16 * T
     assert counted == pytest.approx(formula, rel=0.06)
 
 
@@ -251,7 +251,7 @@ def test_traffic_between_slices_uses_the_network() -> None:
     topology = parse_topology("v5e:2x4", 2)
     run, _ = resolve_mesh(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
     traffic = estimate(run, topology).traffic["all-reduce"]
-    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract_state.params)) / 4
+    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract.state.params)) / 4
     assert traffic.sent_between_slices == pytest.approx(Collective("all-reduce", part / 2, 2).sent)
     with pytest.raises(UserError, match=r"not a multiple of --slices 2.* use --mesh.data 2 "):
         resolve_mesh(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)

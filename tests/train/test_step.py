@@ -157,7 +157,7 @@ def test_sums_of_an_objective_replace_no_other_metric(name: str) -> None:
     objective = lambda params, x, *_: RowSums(1.0 * (x[:, 0] > 0), jnp.ones(len(x)), {name: x[:, 0]})  # noqa: E731
     p = build(Config(model=small("statquest"), train=TrainConfig(batch_size=8)), objective=objective)
     with pytest.raises(ValueError, match=rf"must not have the names of other metrics: \['{name}'\]"):
-        p.lower(p.abstract_state, p.batch())
+        p.lower(p.abstract.state, p.batch())
 
 
 def test_microbatches_divide_the_batch() -> None:
@@ -265,7 +265,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract.state) == described
 
 
 @pytest.mark.ci
@@ -280,7 +280,7 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     assert moments.mu["h_0"]["mlp"]["up_proj"]["kernel"].sharding == kernel.sharding != moments.count.sharding
     moved = np.asarray(kernel)
     after, metrics = p.step(before, p.put(windows(p)))
-    assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.abstract_state)
+    assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.abstract.state)
     assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
     assert "lr" not in metrics
 
@@ -300,7 +300,7 @@ def test_operations_and_model_can_be_replaced() -> None:
 
 def compiled(p: Program) -> str:
     """Return the HLO text of the compiled step, or of several steps per call."""
-    return p.lower(p.abstract_state, p.put_batches([windows(p)])).compile().as_text()
+    return p.lower(p.abstract.state, p.put_batches([windows(p)])).compile().as_text()
 
 
 @pytest.mark.ci
@@ -310,7 +310,7 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) 
     p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
     header = compiled(p).split("\n", 1)[0]
     aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
-    assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
+    assert aliased == set(range(len(jax.tree.leaves(p.abstract.state))))
 
 
 @pytest.mark.ci
@@ -321,7 +321,7 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
         leaf = state.params["wte"]["embedding"]
         state, _ = p.step(state, p.put(windows(p)))
         assert leaf.is_deleted()
-    assert p.jitted_step._cache_size() == 1
+    assert p.jitted.step._cache_size() == 1
 
 
 @pytest.mark.parametrize("n", [0, 3])
@@ -386,7 +386,7 @@ def test_no_random_key_is_used_twice() -> None:
     p = program("torch", dropout=0.5, accumulation=2)
     with jax.debug_key_reuse(True):
         jax.eval_shape(p.fresh, 0)
-        jax.eval_shape(jax.jit(p.pure_step), p.abstract_state, p.batch())
+        jax.eval_shape(jax.jit(p.pure_step), p.abstract.state, p.batch())
 
 
 @pytest.mark.ci
@@ -452,7 +452,7 @@ def test_losses_do_not_depend_on_the_mesh_with_few_key_heads(name: str, K: int, 
     p = program(name, mesh=MeshConfig(data=1, tensor=tensor), shape=shape)
     losses, _ = train(p, 3)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    attn = p.abstract_state.params["h_0"]["attn"]
+    attn = p.abstract.state.params["h_0"]["attn"]
     kernels = {q: attn[f"{q}_proj"]["kernel"] for q in "qkv"}
     parts = {q: w.shape[1] // w.sharding.shard_shape(w.shape)[1] for q, w in kernels.items()}
     of_keys = tensor if K % tensor == 0 else 1
@@ -468,7 +468,7 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused() -> None:
 def test_learning_rates_and_weight_decay_are_arguments_of_the_program() -> None:
     """A different value needs no compilation: the program is the same."""
     texts = [
-        p.lower(p.abstract_state, p.batch()).as_text()
+        p.lower(p.abstract.state, p.batch()).as_text()
         for p in (
             program(optim=optim) for optim in ({}, {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 2.0})
         )
@@ -505,9 +505,9 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
 
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
-        params = p.abstract_state.params
+        params = p.abstract.state.params
         with use_mesh(p.mesh, p.config.model):
-            return collectives(p.jitted_eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
+            return collectives(p.jitted.eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
 

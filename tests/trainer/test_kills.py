@@ -86,7 +86,7 @@ def differences(a: Path, b: Path) -> list[str]:
     kept, others = ({s: i.val_loss for s, i in checkpoints(run / "checkpoints").items()} for run in (a, b))
     if kept != others:
         return [*found, "which checkpoints are kept"]
-    abstract = build(Run(a).config()).abstract_state
+    abstract = build(Run(a).config()).abstract.state
     for step in kept:
         one, other = (restore(run / "checkpoints", step, abstract) for run in (a, b))
         pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)

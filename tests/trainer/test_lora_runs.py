@@ -96,7 +96,7 @@ def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, accumulation=8)
     kernel = p.frozen["h"]["attn"]["q_proj"]["kernel"]
-    adapter = p.abstract_state.params["h"]["attn"]["q_proj"]
+    adapter = p.abstract.state.params["h"]["attn"]["q_proj"]
     assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
     assert adapter["a"].sharding.spec == PartitionSpec(None, "fsdp", None)
     assert adapter["b"]["q_proj"].sharding.spec == PartitionSpec(None, None, "tensor")

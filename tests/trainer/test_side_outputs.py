@@ -262,7 +262,7 @@ def test_a_side_output_named_like_a_metric_raises_one_line() -> None:
 
     program = jaxgpt.build(Config(model=CONFIG, train=TrainConfig(batch_size=2)), model=LossGPT(CONFIG))
     with pytest.raises(ValueError, match="must not have the names of other metrics"):
-        program.lower(program.abstract_state, program.batch())
+        program.lower(program.abstract.state, program.batch())
 
 
 def test_a_model_with_side_outputs_decodes_with_a_cache() -> None:

@@ -70,8 +70,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             log(("evaluated", step))
 
     class Program:
-        mesh = model = abstract_weights = None
-        abstract_state = SimpleNamespace(params={})
+        mesh = model = None
+        abstract = SimpleNamespace(weights=None, state=SimpleNamespace(params={}))
         microbatches = SimpleNamespace(rows=case.train.batch_size)
         given: ClassVar[dict[str, str]] = {}
 
