@@ -264,7 +264,7 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, Any]:
     from jaxgpt.config import MeshConfig, ModelConfig
     from jaxgpt.model import GPT
     from jaxgpt.model.init import boxed_params, init_params
-    from jaxgpt.parallel.host import random_bits_by_kernel
+    from jaxgpt.parallel.compile_options import random_bits_by_kernel
     from jaxgpt.parallel.mesh import make_mesh
     from jaxgpt.parallel.rules import shardings
 

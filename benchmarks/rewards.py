@@ -101,7 +101,8 @@ def ours(run: Path, prompts: Path, args: argparse.Namespace, clock: Clock) -> Ca
     import jaxgpt
     from jaxgpt.config import DataConfig, MeshConfig, OptimConfig, PostConfig, TrainConfig
     from jaxgpt.data import open_data
-    from jaxgpt.parallel.host import keep_memory, use_cores
+    from jaxgpt.parallel.host import use_cores
+    from jaxgpt.parallel.temporaries import keep_memory
     from jaxgpt.post import rollouts
     from jaxgpt.post.start import build_program
 

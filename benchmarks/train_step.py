@@ -353,7 +353,8 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     `train` contains fields of `TrainConfig`.
     """
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-    from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
+    from jaxgpt.parallel.host import use_cores
+    from jaxgpt.parallel.temporaries import keep_memory, room_for_temporaries
 
     config = Config(
         model=ModelConfig(

@@ -20,7 +20,7 @@ from jaxgpt.lm.weights import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params, map_matrices
-from jaxgpt.parallel.host import random_bits_by_kernel
+from jaxgpt.parallel.compile_options import random_bits_by_kernel
 from jaxgpt.trainer.program import Program
 
 PROMPT = 16  # maximum number of prompt tokens; fewer in a short context

@@ -51,7 +51,8 @@ def bench(
     config = with_settings(named_config(target), settings)
     check_next_token(config, "bench")
     config = with_vocab(config)
-    from jaxgpt.parallel.host import keep_memory, use_cores
+    from jaxgpt.parallel.host import use_cores
+    from jaxgpt.parallel.temporaries import keep_memory
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.model.scan import unstack_layers
-from jaxgpt.parallel.host import step_compile_options
+from jaxgpt.parallel.compile_options import step_compile_options
 from jaxgpt.parallel.rules import replicated
 from jaxgpt.train.optimizer import Hyperparameters
 from jaxgpt.train.step import TrainState

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.saver import Saver
-from jaxgpt.parallel.host import keep_memory, room_for_temporaries, use_cores
+from jaxgpt.parallel.host import use_cores
 from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
+from jaxgpt.parallel.temporaries import keep_memory, room_for_temporaries
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.trainer.calls import is_evaluated, is_saved, plan_calls
 from jaxgpt.trainer.compilation import compiling

@@ -19,7 +19,7 @@ from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.scan import STACKED, layer_name, stack_layers, unstack_layers
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.arrays import put_array, stack_arrays
-from jaxgpt.parallel.host import quick_compile_options, random_bits_by_kernel
+from jaxgpt.parallel.compile_options import quick_compile_options, random_bits_by_kernel
 from jaxgpt.parallel.mesh import block_on_cpu_mesh
 from jaxgpt.parallel.rules import Rules, shardings_like
 from jaxgpt.train.optimizer import make_optimizer
