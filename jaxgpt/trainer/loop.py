@@ -27,7 +27,8 @@ from jaxgpt.trainer.run_data import check_data, read_data, with_data_facts
 from jaxgpt.trainer.run_evaluation import Evaluate
 from jaxgpt.trainer.saving import Checkpoints, RunRequest
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.weights import InitialWeights, open_weights, starting_state
+from jaxgpt.trainer.starting_state import starting_state
+from jaxgpt.trainer.weights import InitialWeights, open_weights
 
 
 def train(start: Start, listener: Listener, until: int | None = None) -> Outcome:

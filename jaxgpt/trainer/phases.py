@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.errors import UserError
 from jaxgpt.mix import Phase, has_starts, join_phases, same_shares
@@ -68,16 +67,3 @@ def changed_sources(data: DataConfig, last: Info) -> str:
     }
     changes = [f"{kind} {', '.join(paths)}" for kind, paths in kinds.items() if paths]
     return f"sources of the new mixture: {'; '.join(changes)}" if changes else ""
-
-
-def changed_data(run: Run, change: str) -> UserError:
-    """Return the error for changed data of a run; `change`: description of the change since the checkpoint."""
-    return UserError(
-        f"{change}; restore it, add the new data as a source of --data.mix, or start a new run: {new_run_command(run)} "
-        f"(with --keep-optimizer: from its optimizer state)"
-    )
-
-
-def new_run_command(run: Run) -> str:
-    """Return the command that trains the weights of a run on different data, in a new run."""
-    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"

@@ -113,17 +113,11 @@ class Recorder:
         train = self.config.train
         while self._ended:
             step, values, speed = self._ended[0]
-            metrics = numbers({name: value for name, value in values.items() if name != "grad_squares"})
-            skipped = int(metrics.pop("skipped_in_a_row", 0))  # reported in a note, not in the file
-            if skipped:
-                self.listener.note(skip_note(step, metrics, skipped))
-            check_step(self.program, step, metrics, skipped, values["grad_squares"])
-            elapsed = time.perf_counter() - self._began
             line = {
                 "step": step,
-                **metrics,
+                **self._checked(step, values),
                 "tokens": self.tokens(step + 1),
-                "elapsed_seconds": elapsed,
+                "elapsed_seconds": time.perf_counter() - self._began,
                 **speed.metrics,
             }
             if step % train.log_every == 0 or step == train.steps - 1:
@@ -133,6 +127,15 @@ class Recorder:
             self._ended.popleft()
             self.checked_step = step + 1
             self.listener.progress(line | speed.estimates)
+
+    def _checked(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a step for the file, as numbers; report a skipped update, and raise `Diverged`."""
+        metrics = numbers({name: value for name, value in values.items() if name != "grad_squares"})
+        skipped = int(metrics.pop("skipped_in_a_row", 0))
+        if skipped:
+            self.listener.note(skip_note(step, metrics, skipped))
+        check_step(self.program, step, metrics, skipped, values["grad_squares"])
+        return metrics
 
     def tolerate_listener(self) -> None:
         """Drop later exceptions of the listener, so that they cannot prevent a checkpoint."""

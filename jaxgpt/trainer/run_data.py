@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from jaxgpt.checkpoint.data import compare_given, open_run_data
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.source_kinds import check_sources
@@ -16,8 +17,7 @@ from jaxgpt.data_files import base_directory
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.processes import same_on_all
 from jaxgpt.progress import Progress
-from jaxgpt.trainer.phases import changed_data
-from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.start import Start, new_run_command
 
 
 def check_data(start: Start, config: Config, last: Info | None) -> None:
@@ -58,10 +58,18 @@ def _open_data(
         tokens = last.tokens if last else 0
         config, data, change = open_run_data(run, last, config, tokenizer, progress, tokens)
     if run and change:
-        raise changed_data(run, change)
+        raise _changed_data(run, change)
     if start.data:
         return config, data
     return replace(config, directory=base_directory(config)), data
+
+
+def _changed_data(run: Run, change: str) -> UserError:
+    """Return the error for changed data of a run; `change`: description of the change since the checkpoint."""
+    return UserError(
+        f"{change}; restore it, add the new data as a source of --data.mix, or start a new run: {new_run_command(run)} "
+        f"(with --keep-optimizer: from its optimizer state)"
+    )
 
 
 def with_data_facts(config: Config, data: Data, last: Info | None = None) -> Config:

@@ -23,7 +23,6 @@ from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluators import Evaluator
 from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
 from jaxgpt.trainer.given import RunParts, name_of, ranking_of
-from jaxgpt.trainer.phases import new_run_command
 from jaxgpt.trainer.program import Program
 
 
@@ -137,3 +136,8 @@ def _frozen_path(start: Start) -> str:
     if isinstance(start.frozen, str):
         return start.frozen
     return ""
+
+
+def new_run_command(run: Run) -> str:
+    """Return the command that trains the weights of a run on different data, in a new run."""
+    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"

@@ -1,15 +1,12 @@
-"""Initial weights of a run: opened before the program is built, then read onto its devices."""
+"""Initial weights and frozen arrays of a run, opened before the program is built; `starting_state.py` reads the weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
-from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
+from jaxgpt.checkpoint.info import SEAL, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.source import WeightSource, open_source
@@ -18,9 +15,6 @@ from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.errors import UserError
 from jaxgpt.train.adapters import FrozenParts
-from jaxgpt.train.optimizer import restart_schedules
-from jaxgpt.train.skip import init_statistics
-from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.frozen_sources import (
     BASE,
     NEXT_TO_BASE,
@@ -29,9 +23,7 @@ from jaxgpt.trainer.frozen_sources import (
     open_adapter_base,
     open_frozen,
 )
-from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.states import compute, copy_params, put_stacked
 
 FACTS = {BASE: "the frozen weights", NEXT_TO_BASE: "the reference"}  # names in errors, keyed by names in checkpoints
 
@@ -157,50 +149,3 @@ def _existing_state(config: Config) -> Path:
             f"that run"
         )
     return path
-
-
-def starting_state(program: Program, run: Run, last: Info | None, weights: InitialWeights) -> TrainState:
-    """Return the state before the first step: from the checkpoint `last`, from a different run, or new."""
-    if last:
-        return program.restore(run.checkpoints, last.step)
-    if weights.state:
-        return restarted_state(program, weights.state)
-    if weights.initial:
-        return program.init_donating(weights.initial.read(program.place))
-    return program.init()
-
-
-def restarted_state(program: Program, checkpoint: Path) -> TrainState:
-    """Restore a checkpoint of a different run as the state before step 0.
-
-    Weights, EMA and moments are kept; steps, learning-rate schedule and statistics of skipped updates start again. An EMA
-    that the checkpoint lacks starts at its weights.
-
-    Raises:
-        UserError: if the checkpoint is damaged or does not match the config.
-    """
-    damage = find_damage(checkpoint)
-    if damage:
-        fix = "choose a different step, or omit --keep-optimizer"
-        raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {fix}")
-    mesh = program.mesh
-    abstract = program.abstract
-    stored = abstract.checkpoint._replace(skip=None)
-    like = abstract.state._replace(skip=None)
-    if not (checkpoint / "ema").is_dir():
-        stored = stored._replace(ema=None)
-        like = like._replace(ema=None)
-
-    # Only the counts of the schedules are new arrays: the restored arrays are used without a copy.
-    state = store.restore(checkpoint.parent, int(checkpoint.name), stored)
-    state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
-    state = put_stacked(program.config, state, like, donate=True)
-
-    # The parts that the run needs, but the checkpoint lacks.
-    if abstract.state.ema is not None and state.ema is None:
-        average = copy_params(mesh, state.params, like.params)
-        state = state._replace(ema=average)
-    if abstract.state.skip is not None:
-        statistics = compute(mesh, lambda _: init_statistics(), (), abstract.state.skip)
-        state = state._replace(skip=statistics)
-    return state

@@ -27,7 +27,7 @@ from jaxgpt.trainer.build import build
 from jaxgpt.trainer.loop import train
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.start import Start
-from jaxgpt.trainer.weights import restarted_state
+from jaxgpt.trainer.starting_state import restarted_state
 
 
 def first(config: Config, out: str = "first") -> TrainState:
