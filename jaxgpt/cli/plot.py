@@ -82,12 +82,14 @@ def plot(
 def print_seed_groups(runs: Mapping[str, RecordedRun]) -> None:
     """Print the comparison of `jaxgpt compare`, or a note with the reason for no comparison.
 
-    Prints nothing unless at least two runs differ only in their seed.
+    Prints nothing if no runs differ only in their seed, or no run has a validation loss, as runs with rewards.
     """
     from jaxgpt.cli.compare import describe, seed_groups
     from jaxgpt.study.seeds import has_seeds
+    from jaxgpt.trainer.metrics import evaluations
 
-    if not has_seeds(run.settings for run in runs.values()):
+    has_losses = any(evaluations(run.lines) for run in runs.values())
+    if not has_losses or not has_seeds(run.settings for run in runs.values()):
         return
     try:
         groups = seed_groups(runs)

@@ -407,6 +407,15 @@ def test_runs_that_are_not_comparable_are_one_line(other: dict[str, Any], messag
     assert plotted.err.startswith(note if other["seed"] == 2 else ""), plotted.err
 
 
+def test_a_plot_of_seeds_without_losses_has_no_note() -> None:
+    """As for runs with rewards, which `compare` does not support."""
+    for seed, name in enumerate("ab"):
+        write_run(name, seed, 1.0)
+        Path(name, "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    plotted = jaxgpt("plot", "a", "b")
+    assert (plotted.code, plotted.err) == (0, "")
+
+
 def test_a_plot_reports_a_damaged_record_of_windows() -> None:
     for seed, name in enumerate("ab"):
         write_run(name, seed, 1.0)
