@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.checks import check_next_token
 from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.output import aligned, print_result, progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
+from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.bench.results import BenchResults, DecodeResults, PeakRates, StartSeconds, StepResults
@@ -49,7 +49,10 @@ def bench(
         trace: keep the profiler trace in this directory, for XProf and Perfetto
     """
     config = with_settings(named_config(target), settings)
-    check_next_token(config, "bench")
+    if config.post.objective != "next-token":
+        raise UserError(
+            f"bench does not support post.objective {config.post.objective}: use the run of --init-from, or omit the objective"
+        )
     config = with_vocab(config)
     from jaxgpt.parallel.host import use_cores
     from jaxgpt.parallel.temporaries import keep_memory

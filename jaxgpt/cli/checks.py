@@ -1,11 +1,10 @@
-"""Checks that several commands share: options without an effect, and objectives that a command does not support."""
+"""Checks of options that several commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 
 
@@ -19,12 +18,3 @@ def check_unused(options: Mapping[str, Any], where: str) -> None:
     for option, value in options.items():
         if value:
             raise UserError(f"{option} has no effect {where}: omit it")
-
-
-def check_next_token(config: Config, command: str) -> None:
-    """Raise `UserError` if a command that supports only language modeling has a different objective."""
-    if config.post.objective != "next-token":
-        raise UserError(
-            f"{command} does not support post.objective {config.post.objective}: use the run of --init-from, or omit the "
-            f"objective"
-        )

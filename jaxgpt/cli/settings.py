@@ -71,9 +71,10 @@ def _relocated(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
         return settings
     if settings.get("data.path"):
         settings["data.path"] = _relative(settings["data.path"], directory)
-    tokenizer = settings.get("data.tokenizer", "char")
-    if tokenizer not in NAMED_TOKENIZERS and not Path(tokenizer).is_absolute():
-        settings["data.tokenizer"] = _relative(tokenizer, directory)
+    if "data.tokenizer" in settings:
+        tokenizer = settings["data.tokenizer"]
+        if tokenizer not in NAMED_TOKENIZERS and not Path(tokenizer).is_absolute():
+            settings["data.tokenizer"] = _relative(tokenizer, directory)
     if "data.mix" in settings:
         paths = [path_of(word) for word in settings["data.mix"]]
         relocated = {path: _relative(path, directory) for path in paths if path}

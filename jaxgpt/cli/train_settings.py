@@ -196,13 +196,13 @@ def _check_resume(options: TrainOptions, old: Config) -> None:
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
 
-    weights, step = parse_checkpoint(options.init_from)
-    used, used_step = parse_checkpoint(old.state_from or old.init_from)
-    is_same = weights.resolve() == used.resolve() and step in ("best", used_step)
-    if options.init_from and not is_same:
-        raise UserError(
-            f"--init-from {options.init_from}: {path} started from {origin(old)}; omit it, or start a new run"
-        )
+    if options.init_from:
+        weights, step = parse_checkpoint(options.init_from)
+        old_weights, old_step = parse_checkpoint(old.state_from or old.init_from)
+        is_same_step = step in ("best", old_step)  # "best": no step is given
+        if weights.resolve() != old_weights.resolve() or not is_same_step:
+            start = f"{path} started from {origin(old)}"
+            raise UserError(f"--init-from {options.init_from}: {start}; omit it, or start a new run")
     if options.keep_optimizer and not old.state_from:
         raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
     wants_adapters = any(value for name, value in options.settings.items() if name.startswith("lora."))

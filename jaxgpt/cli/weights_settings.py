@@ -57,8 +57,8 @@ def with_weights(
         inherited: names of settings of `data` that come from the run of the weights.
 
     Raises:
-        UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or any other model setting, or
-            the optimizer state does not match the settings.
+        UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or a model setting that the
+            weights determine, or the optimizer state does not match the settings.
     """
     from jaxgpt.checkpoint.index import weights_at
     from jaxgpt.checkpoint.paths import parse_checkpoint
