@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Packed, Preferences, PromptSplit, Split
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.bos import decode_texts
+from jaxgpt.data.tokenizers.joined_texts import decode_texts
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt

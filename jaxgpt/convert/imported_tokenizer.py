@@ -12,10 +12,11 @@ from jaxgpt.convert.gguf.model import GgufWeights
 from jaxgpt.convert.open_model import WRAPPERS
 from jaxgpt.convert.read_weights import StoredModel
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.files import how_to_write_json, load_tokenizer
+from jaxgpt.data.tokenizers.files import load_tokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.special_files import read_special_files
+from jaxgpt.data.tokenizers.tokenizer_json import how_to_write_json
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 

@@ -13,7 +13,7 @@ from jaxgpt.data.packing import Packed
 from jaxgpt.data.source_kinds import RECORD_KINDS, Kind
 from jaxgpt.data.text import Text
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.bos import decode_texts
+from jaxgpt.data.tokenizers.joined_texts import decode_texts
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError
 
@@ -81,7 +81,7 @@ class Data:
         }
 
     def decode(self, split: Split, start: int, n: int) -> str:
-        """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`bos.decode_texts`)."""
+        """Decode at most n ids of a split from index `start`, without the ids that the encoder added (`decode_texts`)."""
         ids = split.take(start, max(min(n, len(split) - start), 0))
         if self.text is not None:  # encoding a text adds no ids
             return self.tokenizer.decode(ids)

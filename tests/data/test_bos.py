@@ -21,8 +21,9 @@ from jaxgpt.data.prepared import text_portions
 from jaxgpt.data.prepared.index import read_index, write_index
 from jaxgpt.data.prepared.prepare import prepare
 from jaxgpt.data.tokenizers import cuts
-from jaxgpt.data.tokenizers.bos import decode_texts, text_bos, with_bos
+from jaxgpt.data.tokenizers.bos import text_bos, with_bos
 from jaxgpt.data.tokenizers.files import load_tokenizer, save_tokenizer
+from jaxgpt.data.tokenizers.joined_texts import decode_texts
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.atomic import write_atomically, write_json
-from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.special_files import AddedToken, SpecialFiles, read_special_files
-from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers
-from jaxgpt.data.tokenizers.transformers_class import TokenizerClass
-from jaxgpt.data_settings import NAMED_TOKENIZERS
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
+from jaxgpt.data.tokenizers.tokenizer_json import built_in, read_library_file, read_tokenizer_json
 from jaxgpt.directories import (
     ADDED_TOKENS,
     CHAT_TEMPLATE,
@@ -25,14 +23,6 @@ from jaxgpt.directories import (
     TOKENIZER_CONFIG,
 )
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_bytes
-from jaxgpt.settings import MAX_VOCAB
-from jaxgpt.strict_json import parse_json
-from jaxgpt.suggestions import did_you_mean
-
-# Files of tokenizers without a tokenizer.json.
-OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
-FILE_BYTES = 1 << 27  # maximum size of a tokenizer file in bytes: 4x the largest published file
 
 
 def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -48,13 +38,13 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
     """
     path = path / "tokenizer.json" if path.is_dir() else path
     files = read_special_files(path.parent, config)
-    library = _read_library(path, files.tokenizer_class)
+    library = read_library_file(path, files.tokenizer_class)
 
-    tokenizer = _built_in(library)
+    tokenizer = built_in(library)
     if tokenizer is None or not _has_tokens(library, files.added):
         _add_tokens(library, files, path.parent)
         # A replaced token stays special in memory, but not in a file: reload the tokens, so that they match a saved tokenizer.
-        library = _from_str(library.to_str(), str(path))
+        library = read_library(library.to_str(), str(path))
         tokenizer = call_tokenizers(lambda: SubwordTokenizer(library), str(path))
 
     tokenizer.special = _special_tokens(tokenizer, files)
@@ -66,12 +56,6 @@ def load_saved_tokenizer(path: Path) -> Tokenizer:
     tokenizer = read_tokenizer_json(path)
     tokenizer.special = _special_tokens(tokenizer, read_special_files(path.parent, {}))
     return tokenizer
-
-
-def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Load a tokenizer.json without the files next to it; raise `UserError` if it cannot be read."""
-    library = _read_library(path, TokenizerClass())
-    return _built_in(library) or call_tokenizers(lambda: SubwordTokenizer(library), str(path))
 
 
 def _special_tokens(tokenizer: Tokenizer, files: SpecialFiles) -> SpecialTokens:
@@ -100,46 +84,6 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
         path.unlink(missing_ok=True)
 
 
-def how_to_write_json(directory: Path) -> str:
-    """Return the advice to write the tokenizer.json of a directory with other files of a tokenizer."""
-    return f"write it with transformers, AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')"
-
-
-def _read_library(path: Path, tokenizer_class: TokenizerClass) -> Any:
-    """Read tokenizer.json with the options of its class as a tokenizer of the library."""
-    if not path.is_file():
-        raise _missing(path)
-    data = read_bytes(path, FILE_BYTES)
-    value = parse_json(data, str(path))
-    try:
-        _check_ids(value)
-        changed = tokenizer_class.apply(value)
-        library = _from_str(data.decode() if changed is value else json.dumps(changed), "this file")
-        if not library.get_vocab():
-            raise ValueError("it has no tokens")
-    except ValueError as e:
-        raise UserError(f"{path} is not a readable tokenizer.json ({e}): choose a different file") from None
-    except (TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} is not a tokenizer.json: it has no vocabulary; choose a different file") from None
-    return library
-
-
-def _from_str(tokenizer_json: str, what: str) -> Any:
-    """Parse a tokenizer.json with the library."""
-    from tokenizers import Tokenizer as LibraryTokenizer
-
-    return call_tokenizers(lambda: LibraryTokenizer.from_str(tokenizer_json), what)
-
-
-def _missing(path: Path) -> UserError:
-    """Return the error for a missing tokenizer.json, or a name that is not in `NAMED_TOKENIZERS`."""
-    near = did_you_mean(str(path), NAMED_TOKENIZERS)
-    fix = f"choose {', '.join(NAMED_TOKENIZERS)}, or the path of a tokenizer.json"
-    if path.name == "tokenizer.json" and any((path.parent / name).is_file() for name in OTHER_FILES):
-        fix = how_to_write_json(path.parent)
-    return UserError(f"no tokenizer at {path}{near}: {fix}")
-
-
 def _has_tokens(library: Any, added: Collection[AddedToken]) -> bool:
     """Return whether the vocabulary contains all tokens."""
     return all(library.token_to_id(token.content) is not None for token in added)
@@ -153,48 +97,28 @@ def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
     from tokenizers import AddedToken as LibraryToken
 
     special = files.tokens.tokens
-    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    recognized = {token.content for token in library.get_added_tokens_decoder().values()}
     for added in files.added:
-        options = dict(added.options)
-        options["special"] = options.get("special", False) or added.content in special
         is_new = library.token_to_id(added.content) is None
-        if is_new or added.content not in known or added.file == TOKENIZER_CONFIG:
+        replaces_options = added.file == TOKENIZER_CONFIG
+        if is_new or replaces_options or added.content not in recognized:
+            is_special = added.options.get("special", False) or added.content in special
+            options = {**added.options, "special": is_special}
             library.add_tokens([LibraryToken(added.content, **options)])
-        known.add(added.content)
+            recognized.add(added.content)
+        if is_new:
+            _check_new_id(library.token_to_id(added.content), added, directory)
 
-        new_id = library.token_to_id(added.content)
-        if is_new and new_id != added.id:
-            raise UserError(
-                f"{directory / added.file}: the token {short_repr(added.content)} has the id {added.id}, but would be added to "
-                f"tokenizer.json with the id {new_id}: add it to tokenizer.json"
-            )
-
-    # Special tokens that no file adds.
-    for token in sorted(special - known):
+    # Special tokens of the vocabulary that no file adds.
+    for token in sorted(special - recognized):
         if library.token_to_id(token) is not None:
             library.add_tokens([LibraryToken(token, special=True)])
 
 
-def _check_ids(value: Any) -> None:
-    """Check that ids are distinct and below `MAX_VOCAB`; the library's export loops up to the largest id."""
-    vocab = value["model"]["vocab"]
-    ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    if len(set(ids)) < len(ids):
-        raise ValueError("two tokens have the same id")
-    largest = max([*ids, *(token["id"] for token in value.get("added_tokens") or ())], default=0)
-    if largest >= MAX_VOCAB:
-        raise ValueError(f"id {largest} is not below {MAX_VOCAB}")
-
-
-def _built_in(library: Any) -> Tokenizer | None:
-    """Return the tokenizer of bytes, words or characters with an equal tokenizer.json, or None."""
-    value = json.loads(library.to_str())
-    candidates: list[Tokenizer] = [ByteTokenizer()]
-    if value["model"]["type"] == "WordLevel":
-        vocab = library.get_vocab()
-        words = sorted(vocab, key=vocab.__getitem__)
-        candidates += [WordTokenizer(words), CharTokenizer("".join(words))]
-    for tokenizer in candidates:
-        if json.loads(tokenizer.to_json()) == value:
-            return tokenizer
-    return None
+def _check_new_id(new_id: int, added: AddedToken, directory: Path) -> None:
+    """Raise `UserError` if a token that was added to the vocabulary has a different id than in its file."""
+    if new_id != added.id:
+        raise UserError(
+            f"{directory / added.file}: the token {short_repr(added.content)} has the id {added.id}, but would be added to "
+            f"tokenizer.json with the id {new_id}: add it to tokenizer.json"
+        )

@@ -11,7 +11,8 @@ from pathlib import Path
 from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizers.bpe import train_bpe_on_sample
 from jaxgpt.data.tokenizers.cuts import GPT2_CUTS, cut
-from jaxgpt.data.tokenizers.files import load_tokenizer, read_tokenizer_json
+from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.tokenizer_json import read_tokenizer_json
 from jaxgpt.errors import UserError
 from jaxgpt.hub import download
 

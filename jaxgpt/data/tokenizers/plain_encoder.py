@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.tokenizers.control_tokens import ControlTokens
-from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
 
 BREAK = secrets.token_hex(16)  # token before a text that continues an earlier text; random, so that no text contains it
 
@@ -79,8 +79,7 @@ def _renamed_copy(control: ControlTokens, library: Any, random_names: Mapping[in
         for token in value["added_tokens"]:
             token["special"] |= token["content"] in control.further
         tokenizer_json = json.dumps(value)
-    library_class = type(library)
-    copy = call_tokenizers(lambda: library_class.from_str(tokenizer_json), "this vocabulary")
+    copy = read_library(tokenizer_json, "this vocabulary")
     copy.post_processor = None
 
     # Each random name gets the white-space and normalization options of its token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizers.subword import SubwordTokenizer, read_library
 from jaxgpt.errors import plural
 
 SHOWN = 8  # maximum number of tokens in a note
@@ -22,9 +22,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     if isinstance(vocab, dict):  # a Unigram model has a list without added tokens
         value["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in removed}
 
-    library_class = type(tokenizer.library)
-    library = call_tokenizers(lambda: library_class.from_str(json.dumps(value)), "this vocabulary")
-    smaller = SubwordTokenizer(library)
+    smaller = SubwordTokenizer(read_library(json.dumps(value), "this vocabulary"))
     smaller.special = tokenizer.special.without(removed, vocab_size)
     return smaller
 

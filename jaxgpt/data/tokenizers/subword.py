@@ -59,7 +59,7 @@ class SubwordTokenizer(Tokenizer):
 
         The copy has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
         """
-        copy = type(self.library).from_str(self.library.to_str())
+        copy = read_library(self.library.to_str(), "this vocabulary")
         copy.post_processor = None
         return copy
 
@@ -97,6 +97,17 @@ class SubwordTokenizer(Tokenizer):
 
     def to_json(self) -> str:
         return str(self.library.to_str(pretty=True))
+
+
+def read_library(tokenizer_json: str, what: str) -> Any:
+    """Build a tokenizer of the library from the text of a tokenizer.json.
+
+    Raises:
+        UserError: if the library rejects the text; `what` names it in the error.
+    """
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    return call_tokenizers(lambda: LibraryTokenizer.from_str(tokenizer_json), what)
 
 
 def _byte_ids(library: Any) -> frozenset[int]:
