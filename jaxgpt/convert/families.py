@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import experts, gemma, gpt2, llama, neox
-from jaxgpt.convert.family import Family, canonical
+from jaxgpt.convert.canonical import canonical
+from jaxgpt.convert.family import Family
 
 OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
 WITH_EXPERTS = (experts.MIXTRAL, experts.QWEN3_MOE, experts.OLMOE)

@@ -12,8 +12,9 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import merged_rope, rope_settings
+from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope_options
 from jaxgpt.convert.tensors import Format
+from jaxgpt.convert.windows import LETTERS, layer_types, read_windows
 
 NORMS = {
     "input_layernorm": "ln_1",
@@ -63,7 +64,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     rope = _read_rope(options, config.block_size)
     window = options.read("sliding_window", 4096)
     pattern = "L" * min(period - 1, config.n_layer) + "G"
-    windows = llama.read_windows(options, config.n_layer, window, pattern)
+    windows = read_windows(options, config.n_layer, window, pattern)
     if not windows:
         rope["rope_local_theta"] = 0.0  # no local layers
     return rope | windows
@@ -72,8 +73,8 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
 def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
     """Read the options of RoPE: `rope_parameters` (transformers 5) or older options (transformers 4)."""
     new = options.read("rope_parameters", {})
-    if not all(kind in llama.LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
-        raise options.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(llama.LETTERS)}")
+    if not all(kind in LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
+        raise options.refuse("rope_parameters", new, f"it must contain only objects named {' or '.join(LETTERS)}")
 
     old_global = {"rope_theta": options.read("rope_theta", GLOBAL_THETA)}
     old_local = {"rope_theta": options.read("rope_local_base_freq", LOCAL_THETA)}
@@ -89,13 +90,13 @@ def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
 def _write(config: ModelConfig) -> dict[str, Any]:
     """Return the options that the table lacks: activation, scale of scores, windows and RoPE."""
     local = config.rope_local_theta or config.rope_theta
-    rope = llama.write_rope_options(config)
+    rope = write_rope_options(config)
     return rope | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "query_pre_attn_scalar": config.head_dim,
         "final_logit_softcapping": config.logit_softcap or None,
         "sliding_window": config.sliding_window or 4096,
-        "layer_types": llama.layer_types(config),
+        "layer_types": layer_types(config),
         "rope_parameters": {
             "full_attention": rope["rope_parameters"],
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
@@ -110,7 +111,7 @@ FAMILY = llama.LLAMA._replace(
     form=llama.make_form(NORMS, offset=1.0),
     options=OPTIONS,
     settings=llama.LLAMA.settings | {"norm_position": "both", "qk_norm": True, "embed_scale": True},
-    only=llama.MISTRAL.only | {"attn_logit_softcapping": None, "use_bidirectional_attention": False},
+    only=llama.PLAIN_ATTENTION | {"attn_logit_softcapping": None, "use_bidirectional_attention": False},
     read=_read,
     write=_write,
     vllm_activations=("gelu_new",),

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.family import Family, period
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import read_rope, write_rope
+from jaxgpt.convert.rope import read_rope, write_rope_options
 from jaxgpt.convert.tensors import HEAD, Format, WeightRow, matrix, norm
+from jaxgpt.convert.windows import layer_types, read_windows
 
 PREFIX = "model."
-LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # map from layer_types to letters of window_pattern
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 OLMO_NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
 MLP = {"mlp.gate_proj": "gate_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "down_proj"}
@@ -32,6 +32,10 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of LlamaCon
     "rms_norm_eps": ("norm_eps", 1e-6),
     "tie_word_embeddings": ("tie_embeddings", False),
 }
+PLAIN_ATTENTION = {
+    "attention_dropout": 0.0,
+    "attention_bias": False,
+}  # values of `Family.only` common to the families below
 
 
 def make_form(
@@ -78,67 +82,12 @@ def changed_options(*omitted: str, **defaults: Any) -> dict[str, tuple[str, Any]
     return options
 
 
-def write_rope_options(config: ModelConfig) -> dict[str, Any]:
-    """Return the options of RoPE, as transformers 5 and 4 read them."""
-    rope = write_rope(config)
-    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
-    if config.rope_factor != 1.0:
-        values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return values
-
-
 def _read_llama(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE, and whether all matrices have biases."""
     bias = options.read("attention_bias", False)
     if options.read("mlp_bias", False) != bias:
         raise options.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
     return read_rope(options, config) | {"bias": bias}
-
-
-def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read RoPE and, if `use_sliding_window` is true, the sliding window."""
-    window = options.read("sliding_window", 4096)
-    begin = options.read("max_window_layers", 28)
-    if not options.read("use_sliding_window", False):
-        window = 0
-    full = max(0, min(begin, config.n_layer)) if window else config.n_layer
-    pattern = "G" * full + "L" * (config.n_layer - full)
-    rope = read_rope(options, config)
-    return rope | read_windows(options, config.n_layer, window, pattern)
-
-
-def _write_qwen(config: ModelConfig) -> dict[str, Any]:
-    """Return the options of RoPE, and of sliding windows, which begin at layer `max_window_layers`."""
-    kinds = layer_types(config)
-    first = kinds.index("sliding_attention") if "sliding_attention" in kinds else config.n_layer
-    return write_rope_options(config) | {
-        "use_sliding_window": first < config.n_layer,
-        "sliding_window": config.sliding_window or None,
-        "max_window_layers": first,
-        "layer_types": kinds,
-    }
-
-
-def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> dict[str, Any]:
-    """Return the settings of the sliding window, from `layer_types` or, by default, from `pattern`."""
-    kinds = options.read("layer_types", [])
-    if kinds:
-        if len(kinds) != n_layer or any(kind not in [*LETTERS] for kind in kinds):
-            raise options.refuse(
-                "layer_types", kinds, f"it must list {n_layer} layers, each one of {', '.join(LETTERS)}"
-            )
-        pattern = "".join(LETTERS[kind] for kind in kinds)
-    pattern = period((pattern * n_layer)[:n_layer])
-    if "L" not in pattern:
-        return {}
-    if window < 1:
-        raise options.refuse("sliding_window", window, "layers of type sliding_attention need a window of at least 1")
-    return {"sliding_window": window, "window_pattern": pattern}
-
-
-def layer_types(config: ModelConfig) -> list[str]:
-    """Return the kind of attention of each layer, for transformers' option `layer_types`."""
-    return ["sliding_attention" if window else "full_attention" for window in config.windows]
 
 
 LLAMA = Family(
@@ -157,17 +106,49 @@ MISTRAL = LLAMA._replace(
     architectures=("MistralForCausalLM", "MistralModel"),
     options=changed_options(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32)
     | {"sliding_window": ("sliding_window", 4096)},
-    only={"attention_dropout": 0.0, "attention_bias": False},
+    only=PLAIN_ATTENTION,
     read=read_rope,
     write=lambda config: write_rope_options(config) | {"sliding_window": config.sliding_window or None},
 )
+
+
+def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read RoPE and, if `use_sliding_window` is true, the sliding window.
+
+    By default, the layers from index `max_window_layers` on have the window.
+    """
+    window = options.read("sliding_window", 4096)
+    first = options.read("max_window_layers", 28)
+    if not options.read("use_sliding_window", False):
+        window = 0
+
+    without_window = config.n_layer
+    if window:
+        without_window = max(0, min(first, config.n_layer))
+    pattern = "G" * without_window + "L" * (config.n_layer - without_window)
+    rope = read_rope(options, config)
+    return rope | read_windows(options, config.n_layer, window, pattern)
+
+
+def _write_qwen(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE, and of sliding windows, which begin at layer `max_window_layers`."""
+    kinds = layer_types(config)
+    first = kinds.index("sliding_attention") if "sliding_attention" in kinds else config.n_layer
+    return write_rope_options(config) | {
+        "use_sliding_window": first < config.n_layer,
+        "sliding_window": config.sliding_window or None,
+        "max_window_layers": first,
+        "layer_types": kinds,
+    }
+
+
 QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 QWEN2 = LLAMA._replace(
     name="qwen2",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     options=changed_options(**QWEN),
     settings=LLAMA.settings | {"qkv_bias": True},
-    only=MISTRAL.only | {"use_mrope": False},
+    only=PLAIN_ATTENTION | {"use_mrope": False},
     fills=LLAMA.fills | {"qkv_bias": True},
     read=_read_qwen,
     write=_write_qwen,
@@ -185,7 +166,7 @@ OLMO2 = LLAMA._replace(
     form=make_form(OLMO_NORMS),
     options=changed_options(vocab_size=50304, rms_norm_eps=1e-5),
     settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
-    only=MISTRAL.only,
+    only=PLAIN_ATTENTION,
     read=read_rope,
     write=write_rope_options,
 )

@@ -123,6 +123,15 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_rope_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE, as transformers 5 and 4 read them."""
+    rope = write_rope(config)
+    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
+    if config.rope_factor != 1.0:
+        values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return values
+
+
 def linear_scaling(block_size: int) -> dict[str, Any]:
     """Express linear scaling as Llama 3 scaling of wavelengths above 1; the shortest wavelength is 2 pi."""
     return {

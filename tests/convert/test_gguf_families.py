@@ -16,8 +16,9 @@ from folders import hf_folder
 from gguf_files import BPE, GEMMA, LLAMA, MODELS, convert
 from llamacpp_values import PROMPT, RECORDED, compute, source
 
+from jaxgpt.convert.canonical import canonical
 from jaxgpt.convert.families import FAMILIES
-from jaxgpt.convert.family import TRAINING, canonical
+from jaxgpt.convert.family import TRAINING
 from jaxgpt.convert.gguf.model import open_gguf
 from jaxgpt.convert.llamacpp import config as llamacpp
 from jaxgpt.convert.llamacpp.architectures import ARCHITECTURES, architecture_of

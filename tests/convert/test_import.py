@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 import jaxgpt
 from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert.canonical import canonical
 from jaxgpt.convert.families import FAMILIES
-from jaxgpt.convert.family import canonical
 from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.options import Options

@@ -87,7 +87,7 @@ def _tensors(architecture: Architecture, original: ModelConfig, model: ModelConf
     if original.tie_embeddings and not model.tie_embeddings:
         params = dict(params) | {"lm_head": {"kernel": np.asarray(params["wte"]["embedding"]).T}}
     tensors = tensors_of(params, model, layout(architecture, model))
-    divisors = llamacpp.divisors(architecture, model)
+    divisors = llamacpp.divisors_of(architecture, model)
     if divisors is not None:
         tensors.append(Tensor(ROPE_DIVISORS, divisors.shape, lambda: divisors))
     return tensors

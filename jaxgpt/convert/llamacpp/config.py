@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.family import canonical
+from jaxgpt.convert.canonical import canonical
 from jaxgpt.convert.llamacpp.architectures import ARCHITECTURES, GELU, WITH_EXPERTS, Architecture
 from jaxgpt.convert.llamacpp.divisors import ROPE_DIVISORS, read_divisors, rope_divisors
 from jaxgpt.convert.llamacpp.layout import EMBEDDING
@@ -76,13 +76,20 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
     Raises:
         UserError: if llama.cpp computes a different function; the error names the setting.
     """
+    _check_heads(architecture, model)
+    changes: dict[str, Any] = {}
     if not architecture.tied:
-        model = replace(model, tie_embeddings=False)  # the head is written as a copy of the embedding
+        changes["tie_embeddings"] = False  # the head is written as a copy of the embedding
     if model.activation == "gelu" and architecture.activation == GELU:
-        model = replace(model, activation=GELU)
+        changes["activation"] = GELU
     has_windows = any(0 < window < model.block_size for window in model.windows)
     if not has_windows and not architecture.windows:
-        model = replace(model, sliding_window=0, window_pattern="L", rope_local_theta=0.0)
+        changes |= {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
+    return family(architecture).express(replace(model, **changes))
+
+
+def _check_heads(architecture: Architecture, model: ModelConfig) -> None:
+    """Raise `UserError` if the architecture cannot express the head width or the number of key/value heads."""
     width = model.n_embd // model.n_head
     if not architecture.head_dim and model.head_width != width:
         raise UserError(
@@ -92,7 +99,6 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
         raise UserError(
             f"model.n_kv_head {model.kv_heads} has no llama.cpp {architecture.name} equivalent: it must be {model.n_head}"
         )
-    return family(architecture).express(model)
 
 
 def config_to_metadata(architecture: Architecture, model: ModelConfig) -> dict[str, Any]:
@@ -106,7 +112,7 @@ def config_to_metadata(architecture: Architecture, model: ModelConfig) -> dict[s
     }
 
 
-def divisors(architecture: Architecture, model: ModelConfig) -> np.ndarray | None:
+def divisors_of(architecture: Architecture, model: ModelConfig) -> np.ndarray | None:
     """Return the content of the tensor `ROPE_DIVISORS`, float32 `[H / 2]`; None: the file has no such tensor."""
     if ROPE_DIVISORS not in family(architecture).write(model):
         return None
