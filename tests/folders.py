@@ -12,7 +12,8 @@ from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.gpt2 import NANOGPT
-from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves
+from jaxgpt.convert.tensor_layout import to_leaves
+from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 

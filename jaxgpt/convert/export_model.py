@@ -9,15 +9,18 @@ from jaxgpt.atomic import write_json
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.source import WeightSource, read_source
+from jaxgpt.config import ModelConfig
 from jaxgpt.convert.card.card import CardSubject, model_card
 from jaxgpt.convert.card.original import CARD
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import Engine, engines
 from jaxgpt.convert.exported_tokens import exported_special_tokens
 from jaxgpt.convert.families import express_in_family
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.probes import check_change, largest_change, probe_logits, reread_logits
 from jaxgpt.convert.write_files import DTYPES, SHARD_BYTES
 from jaxgpt.convert.write_weights import rounded_weights, save_weights
+from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.files import save_tokenizer
 from jaxgpt.data.tokenizers.special import IDS
 from jaxgpt.errors import UserError, short_repr
@@ -71,16 +74,13 @@ def export_model(
     with new_directory(target) as directory:
         source, (info, params) = read_source(run, checkpoint, _read)
         config = source.config
-        tokenizer = source.run.tokenizer()
         family, model = express_in_family(config.model)
 
-        # Settings and tokenizer.
+        tokenizer = source.run.tokenizer()
         tokenizer.special = exported_special_tokens(tokenizer, config)
-        ids = {name: tokenizer.special.generation.get(name) for name in IDS}
-        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": dtype} | ids)
         save_tokenizer(directory, tokenizer)
+        write_json(directory / "config.json", _config_json(family, model, tokenizer, dtype))
 
-        # Model card.
         supported = engines(family, model, tokenizer)
         subject = CardSubject(
             run=Path(run),
@@ -99,7 +99,7 @@ def export_model(
         expected = before
         if dtype != "float32":
             expected = probe_logits(model, rounded_weights(params, model, family.form, dtype))
-        del params
+        del params  # before the weights in the files are read
         after = reread_logits(directory)
         check_change(expected, after)
     return Exported(
@@ -108,6 +108,12 @@ def export_model(
         max_logit_change=largest_change(before, after),
         engines=supported,
     )
+
+
+def _config_json(family: Family, model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+    """Return the content of config.json: the model, the type of its weights, and the ids of special tokens."""
+    ids = {name: tokenizer.special.generation.get(name) for name in IDS}
+    return family.config_to_hf(model) | {"dtype": dtype} | ids
 
 
 def _read(source: WeightSource) -> tuple[Info, Any]:

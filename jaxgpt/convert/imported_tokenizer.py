@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.gguf import special as gguf_special
 from jaxgpt.convert.gguf import tokenizer as gguf_tokenizer
 from jaxgpt.convert.gguf.model import GgufWeights
-from jaxgpt.convert.open_model import WRAPPERS
+from jaxgpt.convert.multimodal import token_config
 from jaxgpt.convert.read_weights import StoredModel
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.files import load_tokenizer
@@ -41,7 +40,7 @@ def imported_tokenizer(source: Path, stored: StoredModel, named: str = "") -> To
 
 def _directory_tokenizer(source: Path, model: ModelConfig, named: str) -> Tokenizer:
     """Return the tokenizer `named`, or the tokenizer in a directory, with the special tokens of the directory."""
-    config = _token_config(read_json(source / "config.json"))
+    config = token_config(read_json(source / "config.json"))
     if named:
         special = read_special_files(source, config).tokens
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
@@ -55,18 +54,6 @@ def _directory_tokenizer(source: Path, model: ModelConfig, named: str) -> Tokeni
         return load_tokenizer(source, config)
     except UserError as e:
         raise UserError(f"{e}; {fix}") from None
-
-
-def _token_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json with the ids of special tokens of the text model of a multimodal model.
-
-    As in transformers, the text model provides ids that the outer model lacks.
-    """
-    if values.get("model_type") not in WRAPPERS:
-        return values
-    outer = {name: value for name, value in values.items() if value is not None}
-    text: dict[str, Any] = values["text_config"]
-    return text | outer
 
 
 def _gguf_tokenizer(weights: GgufWeights, model: ModelConfig, named: str) -> Tokenizer:

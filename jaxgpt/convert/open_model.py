@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +12,12 @@ from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import is_gguf, open_safetensors
 from jaxgpt.convert.gguf import model as gguf
+from jaxgpt.convert.multimodal import WRAPPERS, check_outer, text_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.read_weights import StoredModel, load_weights
 from jaxgpt.convert.tensors import Format
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
-
-# Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
-WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
-# Options of a multimodal config.json that do not concern its text model.
-OF_OTHER_MODELS = re.compile(
-    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$|ignore_index$", re.ASCII
-)
 
 
 class LoadedModel(NamedTuple):
@@ -90,7 +83,7 @@ def _open_transformers(source: Path, values: Mapping[str, Any], accept: Collecti
     config = family.config_from_hf(options)
     options.done()
     if is_wrapped:
-        _check_outer(values, options, where, accept)
+        check_outer(values, options, where, accept)
     if not config.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
 
@@ -109,35 +102,6 @@ def _family(values: Mapping[str, Any], options: Options, where: str) -> Family:
     if named and named not in ([name] for name in family.architectures):
         raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     return family
-
-
-def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the config.json of the text model in the config.json of a multimodal model.
-
-    As in transformers, options come only from `text_config`, except that `tie_word_embeddings` of the outer model, which has
-    the head, takes precedence. Raises `UserError` if there is no object `text_config`.
-    """
-    if not isinstance(values.get("text_config"), dict):
-        raise UserError(
-            f"{where}: a model of type {values['model_type']} needs an object text_config, with the options of its text model"
-        )
-    own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
-    own.pop("architectures", None)
-    if "tie_word_embeddings" in values:
-        own["tie_word_embeddings"] = values["tie_word_embeddings"]
-    return own
-
-
-def _check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
-    """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
-
-    Options of the other models have no effect here. Copies of the text model's options, `text`, have no effect either.
-    """
-    left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
-    del left["text_config"]
-    outer = Options(left, where, accept)
-    outer.skip(*text.known)
-    outer.done()
 
 
 def _unknown_family(kind: Any, values: Mapping[str, Any], where: str) -> UserError:

@@ -34,15 +34,14 @@ def reread_logits(path: Path) -> np.ndarray:
     return probe_logits(exported.config, exported.params)
 
 
-def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest change of a logit by an export; raise `TrainingFailed` if it exceeds `TOLERANCE`."""
+def check_change(before: np.ndarray, after: np.ndarray) -> None:
+    """Raise `TrainingFailed` if the largest change of a logit by an export exceeds `TOLERANCE`."""
     change = largest_change(before, after)
     largest_logit = float(np.abs(before).max())
     if not change <= TOLERANCE * max(1.0, largest_logit):
         raise TrainingFailed(
             f"the export failed: its logits differ from the model by {change:.2e}, more than by rounding: report this"
         )
-    return change
 
 
 def largest_change(before: np.ndarray, after: np.ndarray) -> float:

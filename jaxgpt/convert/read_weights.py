@@ -11,7 +11,8 @@ from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import Weights
-from jaxgpt.convert.tensors import Format, TensorRow, complete_leaves, expand, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensor_layout import complete_leaves
+from jaxgpt.convert.tensors import Format, TensorRow, expand, leaf_shapes, tensor_shape
 from jaxgpt.errors import UserError
 
 # Suffixes of the masks and constants to skip in older files.
@@ -34,30 +35,42 @@ class StoredModel(NamedTuple):
     weights: Weights
 
 
-def check_weights(model: StoredModel) -> dict[str, str]:
-    """Check that files contain a model, and map each name in the table to its name in the files.
+def checked_names(model: StoredModel) -> dict[str, str]:
+    """Map each name in the table to its name in the files, after a check that the files contain the model.
 
-    Raises `UserError` if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
+    Raises:
+        UserError: if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
     _, config, form, weights = model
-    stored = _own_names(weights, form)
+    own = _own_names(weights, form)
     shapes = leaf_shapes(config)
-    rows = expand(form.table, config)
-    names = {row.name: stored.get(row.name.removeprefix(form.prefix), row.name) for row in rows}
-    tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
-    expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
+    names: dict[str, str] = {}
+    expected: dict[str, tuple[int, ...]] = {}
+    for row in expand(form.table, config):
+        name = own.get(row.name.removeprefix(form.prefix), row.name)
+        names[row.name] = name
+        expected[name] = tensor_shape(row, shapes)
 
     ignored = {name for name in weights.tensors if name.endswith(BUFFERS)}
-    if tied:
-        ignored.add(stored[form.head])
+    tied_head = own.get(form.head) if config.tie_embeddings else None  # a copy of the embedding in the files
+    if tied_head is not None:
+        ignored.add(tied_head)
     if form.wrapped:  # the other tensors belong to a different model, such as a vision encoder
-        ignored |= weights.tensors.keys() - set(stored.values())
+        ignored |= weights.tensors.keys() - set(own.values())
+
     weights.check(expected, ignored)
-    if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
-        raise UserError(
-            f"{weights.path}: tensor {form.head} differs from the tied {tied}: set tie_word_embeddings to false in config.json"
-        )
+    if tied_head is not None:
+        _check_tied(weights, form, tied_head, names[form.tied])
     return names
+
+
+def _check_tied(weights: Weights, form: Format, head: str, embedding: str) -> None:
+    """Raise `UserError` if a tied head differs from the embedding."""
+    if not np.array_equal(weights.read(head), weights.read(embedding)):
+        raise UserError(
+            f"{weights.path}: tensor {form.head} differs from the tied {embedding}: set tie_word_embeddings to false in "
+            f"config.json"
+        )
 
 
 def skipped_tensors(model: StoredModel) -> int:
@@ -94,9 +107,9 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
 def read_leaves(model: StoredModel) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each of a model's weights, contiguous float32.
 
-    One tensor is read at a time. Raises `UserError` before the iteration, like `check_weights`.
+    One tensor is read at a time. Raises `UserError` before the iteration, like `checked_names`.
     """
-    return _iterate_leaves(model, check_weights(model))
+    return _iterate_leaves(model, checked_names(model))
 
 
 def _iterate_leaves(model: StoredModel, names: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:

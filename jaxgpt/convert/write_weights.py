@@ -11,7 +11,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.tensors import Format, TensorRow, complete_leaves, expand, leaf_shapes, tensor_shape, to_tensor
+from jaxgpt.convert.tensor_layout import complete_leaves, to_tensor
+from jaxgpt.convert.tensors import Format, TensorRow, expand, leaf_shapes, tensor_shape
 from jaxgpt.convert.write_files import SHARD_BYTES, Tensor, rounded, write_shards
 from jaxgpt.model.params import Model, flatten_params
 

@@ -21,9 +21,10 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig
 from jaxgpt.convert.peft.adapters import export_adapter
-from jaxgpt.convert.peft.files import read_adapter, write_adapter
 from jaxgpt.convert.peft.lora_targets import resolve_targets
+from jaxgpt.convert.peft.read_adapter import read_adapter
 from jaxgpt.convert.peft.tokenizer import adapter_tokenizer
+from jaxgpt.convert.peft.write_adapter import write_adapter
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters

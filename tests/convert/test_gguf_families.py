@@ -24,7 +24,8 @@ from jaxgpt.convert.llamacpp import config as llamacpp
 from jaxgpt.convert.llamacpp.architectures import ARCHITECTURES, architecture_of
 from jaxgpt.convert.llamacpp.layout import layout
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
+from jaxgpt.convert.tensor_layout import to_leaves, to_tensor
+from jaxgpt.convert.tensors import expand, leaf_shapes
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params

@@ -21,7 +21,8 @@ from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
+from jaxgpt.convert.tensor_layout import to_leaves, to_tensor
+from jaxgpt.convert.tensors import expand, leaf_shapes
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model.params import count_parameters, flatten_params
 

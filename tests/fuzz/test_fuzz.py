@@ -39,7 +39,7 @@ from jaxgpt.config_json import from_json, to_json
 from jaxgpt.convert.families import FAMILIES
 from jaxgpt.convert.files import open_safetensors
 from jaxgpt.convert.open_model import open_model
-from jaxgpt.convert.read_weights import check_weights
+from jaxgpt.convert.read_weights import checked_names
 from jaxgpt.data.chat.encoding import ChatFormat
 from jaxgpt.data.chat.formats import Formats
 from jaxgpt.data.chat.template import ChatTemplate
@@ -125,7 +125,7 @@ def model(rng: Random) -> None:
     try:
         (folder / "config.json").write_bytes(changed_json(rng, value, [*value, *scaled, "rope_scaling", "n_ctx"]))
         stored = open_model(folder)
-        check_weights(stored)
+        checked_names(stored)
         assert count_parameters(stored.config) == sum(int(np.prod(t.shape)) for t in stored.weights.tensors.values())
     finally:
         (folder / "config.json").write_text(written)

@@ -15,7 +15,8 @@ from helpers import compiled, random_ids, small
 from jax.sharding import PartitionSpec
 
 from jaxgpt.config import LoraConfig, MeshConfig
-from jaxgpt.convert.tensors import Format, WeightRow, complete_leaves, expand, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensor_layout import complete_leaves
+from jaxgpt.convert.tensors import Format, WeightRow, expand, leaf_shapes, tensor_shape
 from jaxgpt.convert.write_weights import tensors_of
 from jaxgpt.counts import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.errors import UserError

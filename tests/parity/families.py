@@ -23,7 +23,8 @@ import jaxgpt
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import read_model
-from jaxgpt.convert.tensors import expand, to_tensor
+from jaxgpt.convert.tensor_layout import to_tensor
+from jaxgpt.convert.tensors import expand
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 from jaxgpt.train.loss import cross_entropy

@@ -14,8 +14,8 @@ from jaxgpt.convert.import_model import import_model
 from jaxgpt.convert.open_model import open_model
 from jaxgpt.convert.peft.adapters import export_adapter, import_adapter
 from jaxgpt.convert.peft.config import KEEPS_BASE, read_config
-from jaxgpt.convert.peft.files import read_adapter
 from jaxgpt.convert.peft.lora_targets import resolve_targets
+from jaxgpt.convert.peft.read_adapter import read_adapter
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Library
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PostConfig
 from jaxgpt.convert.llama import LLAMA
-from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.tensor_layout import to_leaves, to_tensor
+from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
 from jaxgpt.data.chat.formats import Formats
 from jaxgpt.data.preference_records import read_preference
 from jaxgpt.data.preferences import Preferences, encode_preference

@@ -20,9 +20,10 @@ from jaxgpt.convert.card.original import CARD
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.export_model import Exported
 from jaxgpt.convert.import_model import Imported, imported_config
-from jaxgpt.convert.peft.files import read_adapter, write_adapter
+from jaxgpt.convert.peft.read_adapter import read_adapter
 from jaxgpt.convert.peft.tokenizer import adapter_tokenizer
-from jaxgpt.convert.probes import check_change, probe_logits
+from jaxgpt.convert.peft.write_adapter import write_adapter
+from jaxgpt.convert.probes import check_change, largest_change, probe_logits
 from jaxgpt.counts import parameter_count
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import merge
@@ -37,7 +38,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Imported:
     """
     check_new_run(target)
     where = str(weights_at(init_from).absolute())
-    base = open_source(*parse_checkpoint(where))
+    base_run, step = parse_checkpoint(where)
+    base = open_source(base_run, step)
     model = base.config.model
     lora, adapters = read_adapter(source, model)
     tokenizer, note = adapter_tokenizer(source, base.run.tokenizer(), model.vocab_size)
@@ -86,5 +88,5 @@ def export_adapter(
         lora, reread = read_adapter(directory, model)
         before = probe_logits(model, merge(trained.base, trained.params, config.lora.alpha))
         after = probe_logits(model, merge(trained.base, reread, lora.alpha))
-        change = check_change(before, after)
-    return Exported("lora", parameter_count(trained.params), change)
+        check_change(before, after)
+    return Exported("lora", parameter_count(trained.params), largest_change(before, after))

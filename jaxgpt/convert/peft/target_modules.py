@@ -1,14 +1,23 @@
-"""transformers modules that PEFT can adapt, with the matrices and adapters of a model in them."""
+"""transformers modules that PEFT can adapt, with the matrices and adapters of a model in them.
+
+PEFT names an adapter after the transformers module that it changes, so the model family's table of tensors also maps adapters.
+`lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused `c_attn`
+has one A for queries, keys and values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.families import express_in_family
 from jaxgpt.convert.tensors import TensorRow, expand, leaf_shapes
 from jaxgpt.errors import UserError
 
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
@@ -17,6 +26,13 @@ class TensorNames(NamedTuple):
 
     a: str
     b: str
+
+
+class MatrixAdapter(NamedTuple):
+    """A jaxgpt adapter, of one matrix or of several matrices with the same input."""
+
+    a: np.ndarray  # A, [inputs, r]
+    b: Mapping[str, np.ndarray]  # B, [r, outputs], keyed by the name of its matrix
 
 
 class TargetModule(NamedTuple):
@@ -39,12 +55,16 @@ class TargetModule(NamedTuple):
         """Names of A and B in PEFT."""
         return TensorNames(f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight")
 
-    def adapters(self, tree: Any) -> list[Any]:
-        """Return the adapters of this module's matrices in a tree, each `{"a": A, "b": {name: B}}`."""
+    def adapters(self, tree: Any) -> list[MatrixAdapter]:
+        """Return the adapters of this module's matrices in a tree of adapters (`model.lora.init_lora`)."""
         siblings = tree
         for name in self.parents:
             siblings = siblings.get(name, {})
-        return [sibling for sibling in siblings.values() if self.outputs.keys() & sibling.get("b", {}).keys()]
+        own = []
+        for sibling in siblings.values():
+            if self.outputs.keys() & sibling.get("b", {}).keys():
+                own.append(MatrixAdapter(sibling["a"], sibling["b"]))
+        return own
 
 
 def target_modules(model: ModelConfig) -> list[TargetModule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.files import load_tokenizer
@@ -15,8 +16,15 @@ from jaxgpt.data.tokenizers.special_files import read_special_files
 from jaxgpt.errors import UserError
 
 
-def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[Tokenizer, str]:
-    """Return the tokenizer of an imported adapter, and a note about ignored files, or "".
+class AdapterTokenizer(NamedTuple):
+    """The tokenizer of an imported adapter."""
+
+    tokenizer: Tokenizer
+    note: str  # files of the adapter that are ignored, and why; "": none
+
+
+def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> AdapterTokenizer:
+    """Return the tokenizer of an imported adapter.
 
     An adapter may have been trained with different tokens or a different chat template than its base. The base supplies ids
     and templates that the adapter lacks.
@@ -31,24 +39,26 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> tuple[T
     try:
         complete = load_tokenizer(source)
     except UserError as e:
-        return base, f"the adapter's tokenizer and chat template are ignored, because they cannot be read: {e}"
+        note = f"the adapter's tokenizer and chat template are ignored, because they cannot be read: {e}"
+        return AdapterTokenizer(base, note)
     own = without_ids_from(complete, vocab_size)
     if own.vocab_size > vocab_size or not same_vocabulary(own, base):
-        return base, (
-            "the adapter's tokenizer and chat template are ignored, because its ids differ from the ids of the base's tokenizer"
-        )
+        reason = "its ids differ from the ids of the base's tokenizer"
+        return AdapterTokenizer(base, f"the adapter's tokenizer and chat template are ignored, because {reason}")
+
     own.special = _completed(own.special, base.special)
-    if own is complete:
-        return own, ""
-    return own, f"the adapter's added tokens with ids above {vocab_size - 1} are ignored: the base has no rows for them"
+    note = ""
+    if own is not complete:
+        note = f"the adapter's added tokens with ids above {vocab_size - 1} are ignored: the base has no rows for them"
+    return AdapterTokenizer(own, note)
 
 
-def _with_template(source: Path, base: Tokenizer) -> tuple[Tokenizer, str]:
-    """Return the tokenizer of the base with the chat template of an adapter that has no tokenizer.json, and a note."""
+def _with_template(source: Path, base: Tokenizer) -> AdapterTokenizer:
+    """Return the tokenizer of the base with the chat template of an adapter that has no tokenizer.json."""
     try:
         special = read_special_files(source).tokens
     except UserError as e:
-        return base, f"the adapter's chat template is ignored, because it cannot be read: {e}"
+        return AdapterTokenizer(base, f"the adapter's chat template is ignored, because it cannot be read: {e}")
 
     tokenizer = base
     template = special.tokenizer.get("chat_template")
@@ -58,7 +68,7 @@ def _with_template(source: Path, base: Tokenizer) -> tuple[Tokenizer, str]:
 
     has_others = not special.tokens <= base.special.tokens
     note = "the adapter's special tokens are ignored, because it has no tokenizer.json" if has_others else ""
-    return tokenizer, note
+    return AdapterTokenizer(tokenizer, note)
 
 
 def _completed(own: SpecialTokens, base: SpecialTokens) -> SpecialTokens:

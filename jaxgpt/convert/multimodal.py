@@ -1,0 +1,58 @@
+"""Multimodal models: the config.json of the text model in the config.json of the outer model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxgpt.convert.options import Options
+from jaxgpt.errors import UserError
+
+# Multimodal models whose text model can be imported: `model_type`, and the default `model_type` of their `text_config`.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
+# Options of a multimodal config.json that do not concern its text model.
+OF_OTHER_MODELS = re.compile(
+    r"(vision|audio|image|video|boi|eoi|mm|multimodal|projector|spatial)_|processor_class$|ignore_index$", re.ASCII
+)
+
+
+def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the config.json of the text model in the config.json of a multimodal model.
+
+    As in transformers, options come only from `text_config`, except that `tie_word_embeddings` of the outer model, which has
+    the head, takes precedence. Raises `UserError` if there is no object `text_config`.
+    """
+    if not isinstance(values.get("text_config"), dict):
+        raise UserError(
+            f"{where}: a model of type {values['model_type']} needs an object text_config, with the options of its text model"
+        )
+    own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
+    own.pop("architectures", None)
+    if "tie_word_embeddings" in values:
+        own["tie_word_embeddings"] = values["tie_word_embeddings"]
+    return own
+
+
+def check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
+    """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
+
+    Options of the other models have no effect here. Copies of the text model's options, `text`, have no effect either.
+    """
+    left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del left["text_config"]
+    outer = Options(left, where, accept)
+    outer.skip(*text.known)
+    outer.done()
+
+
+def token_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json with the ids of special tokens of the text model, if the model is multimodal.
+
+    As in transformers, the text model provides ids that the outer model lacks.
+    """
+    if values.get("model_type") not in WRAPPERS:
+        return values
+    outer = {name: value for name, value in values.items() if value is not None}
+    text: dict[str, Any] = values["text_config"]
+    return text | outer
