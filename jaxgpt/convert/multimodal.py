@@ -28,7 +28,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: a model of type {values['model_type']} needs an object text_config, with the options of its text model"
         )
     own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
-    own.pop("architectures", None)
+    own.pop("architectures", None)  # not the class that transformers loads here
     if "tie_word_embeddings" in values:
         own["tie_word_embeddings"] = values["tie_word_embeddings"]
     return own

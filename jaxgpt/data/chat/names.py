@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from jaxgpt.data.chat.renderings import Renderings
 from jaxgpt.data.chat.template import ChatTemplate
-from jaxgpt.data.tokenizers.control_tokens import ControlTokens, unused_mark
+from jaxgpt.data.tokenizers.control_tokens import ControlTokens
+from jaxgpt.data.tokenizers.marks import Marking, protect, unmarked, unused_mark
 from jaxgpt.errors import UserError
 
 
@@ -18,7 +19,7 @@ class Protected(NamedTuple):
 
 
 class NameMarker:
-    """Marks names in conversations (`ControlTokens.protect`).
+    """Marks names in conversations (`marks.protect`).
 
     Args:
         template: chat template.
@@ -43,26 +44,25 @@ class NameMarker:
         """
         values = [renderings.messages, renderings.tools, self._template.variables, self._template.source]
         mark = unused_mark(values)
-        safer = self._marked(renderings, mark, self._markup)
+        safer = self._marked(renderings, Marking(mark, self._markup))
         if (safer.messages, safer.tools) == (renderings.messages, renderings.tools):
             return Protected(renderings, "")
 
-        marked = self._marked(renderings, mark, None)
+        marked = self._marked(renderings, Marking(mark))
         safer_text = safer.whole().text
         text = marked.whole().text
         if text.replace(mark, "") == safer_text.replace(mark, ""):
             return Protected(safer, mark)
-        if len(self._control.unmarked(text, mark)) > len(self._control.unmarked(safer_text, mark)):
+        if len(unmarked(self._control, text, mark)) > len(unmarked(self._control, safer_text, mark)):
             raise UserError(
                 "the chat template joins parts of the messages to a special token: remove them from the messages"
             )
         return Protected(marked, mark)
 
-    def _marked(self, renderings: Renderings, mark: str, markup: frozenset[str] | None) -> Renderings:
-        """Mark names in messages and tools; `markup` as in `ControlTokens.protect`."""
-        protect = self._control.protect
+    def _marked(self, renderings: Renderings, marking: Marking) -> Renderings:
+        """Mark names in messages and tools; in messages of the assistant, the tokens of answers are kept."""
         messages = []
         for message in renderings.messages:
             kept = self._template.answer_tokens if message["role"] == "assistant" else ()
-            messages.append(protect(message, mark, kept, markup))
-        return renderings.replaced(messages, protect(renderings.tools, mark, (), markup))
+            messages.append(protect(self._control, message, marking._replace(kept=kept)))
+        return renderings.replaced(messages, protect(self._control, renderings.tools, marking))

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from jaxgpt.data.tokenizers.continuation import ANCHORS
-from jaxgpt.data.tokenizers.control_tokens import ControlTokens, TokenMatch, not_text
+from jaxgpt.data.tokenizers.control_tokens import ControlTokens, TokenMatch
+from jaxgpt.data.tokenizers.marks import not_text, unmarked
+from jaxgpt.data.tokenizers.parted_text import PartedText
 from jaxgpt.data.tokenizers.plain_encoder import Neighbor, PlainEncoder
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 
 ANCHOR = "\ufdd0"  # noncharacter that never shares a token with the text after it
 
 
-class PartedText(NamedTuple):
-    """A text that is given in parts."""
+class Gap(NamedTuple):
+    """The text between two control tokens, or at an end of the text."""
 
-    text: str  # all parts
-    ends: list[int]  # index of the end of each part
+    begin: int
+    end: int
+    before: Neighbor | None  # the control token before the text; None: the text begins there
+    after: Neighbor | None  # the control token after the text, if the ids depend on it
 
-    @staticmethod
-    def of(parts: Sequence[str]) -> PartedText:
-        """Join parts, and record their ends."""
-        return PartedText("".join(parts), list(accumulate(map(len, parts))))
 
-    def part_of(self, index: int) -> int:
-        """Return the part with the character at an index."""
-        return bisect_right(self.ends, index)
+class PartIds(NamedTuple):
+    """The ids of a part of a text, or of a piece of it between two control tokens."""
 
-    def begin_of(self, part: int) -> int:
-        """Return the index of the first character of a part."""
-        return self.ends[part - 1] if part else 0
-
-    def place_of(self, token: TokenMatch) -> tuple[int, int]:
-        """Return the part of a control token, and the index at which the token begins in the part.
-
-        A token absorbs white space before it only within its part, because the ids of a part do not depend on later parts.
-        """
-        found = self.text[token.begin : token.end]
-        part = self.part_of(token.end - len(found.lstrip()))
-        return part, max(token.begin, self.begin_of(part))
-
-    def bounds(self, begin: int, end: int) -> list[int]:
-        """Return the indices from `begin` to `end` at which a part begins, and `begin` and `end`."""
-        return [begin, *(at for at in self.ends if begin < at < end), end]
+    part: int  # index of the part
+    ids: list[int]
 
 
 class PartEncoder:
@@ -77,49 +61,45 @@ class PartEncoder:
             return [self.tokenizer.encode(part).tolist() for part in parts]
         parted = PartedText.of(parts)
         encoded: list[list[int]] = [[] for _ in parts]
+        for part, ids in self._encode_pieces_and_tokens(parted, mark):
+            encoded[part] += ids
+        return encoded
+
+    def _encode_pieces_and_tokens(self, parted: PartedText, mark: str) -> Iterator[PartIds]:
+        """Yield the ids of a text in order: control tokens, and the pieces of text between them."""
         begin = 0  # end of the last control token
         before: Neighbor | None = None
         for match in self._unmarked_in_parts(parted, mark):
-            part, end = parted.place_of(match)
-            token = self._plain.neighbor(parted.text[end : match.end], match.id)
+            place = parted.place_of(match)
+            token = self._plain.neighbor(parted.text[place.begin : place.end], match.id)
 
             # If the text before the token is in earlier parts only, its ids do not depend on the token.
-            is_in_part = end > parted.begin_of(part) or begin == end
-            after = token if is_in_part else None
-            for number, ids in self._encode_text(parted, begin, end, before, after, mark):
-                encoded[number] += ids
-            encoded[part].append(match.id)
-            begin = match.end
+            is_in_part = place.begin > parted.begin_of(place.part) or begin == place.begin
+            gap = Gap(begin, place.begin, before, token if is_in_part else None)
+            yield from self._encode_gap(parted, gap, mark)
+            yield PartIds(place.part, [match.id])
+            begin = place.end
             before = token
 
-        # The text after the last control token.
-        for number, ids in self._encode_text(parted, begin, len(parted.text), before, None, mark):
-            encoded[number] += ids
-        return encoded
+        yield from self._encode_gap(parted, Gap(begin, len(parted.text), before, None), mark)
 
-    def _encode_text(
-        self, parted: PartedText, begin: int, end: int, before: Neighbor | None, after: Neighbor | None, mark: str
-    ) -> Iterator[tuple[int, list[int]]]:
-        """Encode the text from index `begin` to `end`, between two control tokens; None: no token.
-
-        Yields:
-            The index of each part in the text, and its ids.
-        """
-        bounds = parted.bounds(begin, end)
+    def _encode_gap(self, parted: PartedText, gap: Gap, mark: str) -> Iterator[PartIds]:
+        """Yield the ids of the text between two control tokens, divided at the ends of parts."""
+        bounds = parted.bounds(gap.begin, gap.end)
         pieces = [parted.text[a:b] for a, b in pairwise(bounds)]
         if mark:
             pieces = [piece.replace(mark, "") for piece in pieces]
-        for first, ids in zip(bounds[:-1], self._encode_pieces(pieces, before, after), strict=True):
+        for first, ids in zip(bounds[:-1], self._encode_pieces(pieces, gap.before, gap.after), strict=True):
             if ids:  # an empty piece may be at the end of the text, after the last part
-                yield parted.part_of(first), ids
+                yield PartIds(parted.part_of(first), ids)
 
     def _unmarked_in_parts(self, parted: PartedText, mark: str) -> list[TokenMatch]:
         """Find the control tokens of a text in parts: a part ends a word, because its ids do not depend on later parts."""
         if not self.control.has_single_words:
-            return self.control.unmarked(parted.text, mark)
+            return unmarked(self.control, parted.text, mark)
         matches = []
         for begin, end in pairwise([0, *parted.ends]):
-            for match in self.control.unmarked(parted.text[:end], mark):
+            for match in unmarked(self.control, parted.text[:end], mark):
                 name = parted.text[match.begin : match.end].lstrip()
                 if match.end - len(name) >= begin:
                     matches.append(match)

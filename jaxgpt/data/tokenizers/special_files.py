@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.tokenizers.special import EXTRA, EXTRA_BEFORE_5, IDS, TOKENS, SpecialTokens
+from jaxgpt.data.tokenizers.declared_tokens import Declared, declared_in, merged, token_text
+from jaxgpt.data.tokenizers.special import EXTRA, IDS, SpecialTokens
 from jaxgpt.data.tokenizers.transformers_class import TokenizerClass, read_class
 from jaxgpt.directories import (
     ADDED_TOKENS,
@@ -60,13 +61,13 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     """
     path = directory / TOKENIZER_CONFIG
     values = _read(path)
-    declared = _declared(values, path)
+    declared = declared_in(values, path)
     if "added_tokens_decoder" in values:
         added = _read_decoder(values["added_tokens_decoder"], path)
-    else:
+    else:  # older directories have two more files instead
         map_path = directory / SPECIAL_TOKENS_MAP
         mapped = _read(map_path)
-        declared = _merged(declared, _declared(mapped, map_path), join=EXTRA in mapped)
+        declared = merged(declared, declared_in(mapped, map_path), join=EXTRA in mapped)
         added = _read_added(directory / ADDED_TOKENS, declared)
 
     entries = declared.entries()
@@ -101,80 +102,6 @@ def _read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, An
     return generation
 
 
-class _Declared(NamedTuple):
-    """The tokens that a file declares; None: declared as null."""
-
-    by_name: dict[str, str | None]
-    fixed: dict[str, str | None]  # the part of `by_name` that no other file replaces
-    unnamed: list[str] | None  # tokens without a name; None: the file has no such list
-
-    def entries(self) -> dict[str, Any]:
-        """Return the entries of tokenizer_config.json, in the spelling that transformers 4 and 5 read."""
-        entries: dict[str, Any] = {name: token for name, token in self.by_name.items() if name in TOKENS}
-        others = {name: token for name, token in self.by_name.items() if name not in TOKENS}
-        if others:
-            entries[EXTRA] = others
-        if self.unnamed:
-            entries[EXTRA_BEFORE_5] = self.unnamed
-        return entries
-
-
-def _declared(values: Mapping[str, Any], path: Path) -> _Declared:
-    """Find the tokens in the content of tokenizer_config.json or special_tokens_map.json."""
-    standard = dict[str, str | None]()
-    for name in TOKENS:
-        if name in values:
-            value = values[name]
-            standard[name] = None if value is None else _token(value, f"{path}: {name}")
-
-    # Further names. transformers fixes tokens stored as strings or in a group before it reads special_tokens_map.json.
-    # Therefore, that file can replace only tokens stored as objects.
-    further = dict[str, str | None]()
-    fixed = dict[str, str | None]()
-    for name, value in values.items():
-        if not name.endswith("_token") or name in TOKENS:
-            continue
-        if isinstance(value, str):
-            fixed[name] = value
-        elif isinstance(value, dict) and isinstance(value.get("content"), str):
-            further[name] = value["content"]
-    for group in (values.get("model_specific_special_tokens"), values.get(EXTRA)):
-        if isinstance(group, dict):
-            fixed |= {name: _token(value, f"{path}: {name}") for name, value in group.items()}
-    return _Declared(standard | further | fixed, fixed, _unnamed(values, path))
-
-
-def _unnamed(values: Mapping[str, Any], path: Path) -> list[str] | None:
-    """Return the tokens in the first list without names, or None."""
-    for key in (EXTRA, EXTRA_BEFORE_5):
-        listed = values.get(key)
-        if isinstance(listed, list):
-            return [_token(value, f"{path}: {key}") for value in listed]
-    return None
-
-
-def _merged(first: _Declared, second: _Declared, *, join: bool) -> _Declared:
-    """Merge the tokens of two files.
-
-    Names in the second file override names in the first, except fixed names. With `join`, the second list is appended to the
-    first list. If there is no first list, the second is used.
-    """
-    unnamed = first.unnamed
-    if unnamed is None:
-        unnamed = second.unnamed
-    elif join:
-        unnamed = list(dict.fromkeys([*unnamed, *(second.unnamed or ())]))
-    return _Declared(first.by_name | second.by_name | first.fixed, first.fixed, unnamed)
-
-
-def _token(value: Any, where: str) -> str:
-    """Return the text of a token, which may be stored in an object."""
-    text = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise UserError(f"{where} must be a string: {short_repr(value)}")
-    return text
-
-
 def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
     """Read `added_tokens_decoder`: `{"0": {"content": "<unk>", "special": true, ...}, ...}`."""
     where = f"{path}: added_tokens_decoder"
@@ -184,13 +111,13 @@ def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
     for key, value in values.items():
         if not key.isdecimal() or not isinstance(value, dict):
             raise UserError(f"{where} must map ids to objects with a content: {short_repr({key: value})}")
-        content = _token(value, f"{where}, id {key}")
+        content = token_text(value, f"{where}, id {key}")
         options = {name: option for name, option in value.items() if name in OPTIONS and isinstance(option, bool)}
         added.append(AddedToken(int(key), content, options, TOKENIZER_CONFIG))
     return sorted(added, key=lambda token: token.id)
 
 
-def _read_added(path: Path, declared: _Declared) -> list[AddedToken]:
+def _read_added(path: Path, declared: Declared) -> list[AddedToken]:
     """Read added_tokens.json: `{"<unk>": 0, ...}`. Tokens that are also in `declared` are special."""
     special = {*declared.by_name.values(), *(declared.unnamed or ())}
     added = []
@@ -222,7 +149,7 @@ def _read_templates(directory: Path, configured: Any) -> Any:
     for named in templates:
         if not isinstance(named, dict) or not isinstance(named.get("name"), str):
             raise UserError(f"{where} must be a string, or a list of names and templates: {short_repr(named)}")
-        _token(named.get("template"), where)
+        token_text(named.get("template"), where)
     if len(templates) == 1 and templates[0]["name"] == "default":
         return templates[0]["template"]
     return templates
