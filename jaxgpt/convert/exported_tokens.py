@@ -31,7 +31,9 @@ def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
     eos = tokenizer.eos_id
     bos = next(iter(tokenizer.bos_ids), eos)
     entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
+    # As in transformers, this flag marks a file that is derived from config.json.
     entries |= dict(tokenizer.special.generation) or {"_from_model_config": True}
+
     ends = list(stop_ids(tokenizer, config.data))
     if ends and ends[0] != eos:
         entries["eos_token_id"] = ends if len(ends) > 1 else ends[0]

@@ -49,6 +49,7 @@ class Weights:
         return tensor
 
     def _load(self, name: str) -> np.ndarray:
+        """Read one tensor as float32, unchecked; a subclass overrides this function."""
         # Open the file for each tensor: pages touched by a long-lived mapping count as memory of this process.
         with _opened(self.tensors[name].file) as f:
             tensor: np.ndarray = f.get_tensor(name).astype(np.float32, copy=False)
@@ -135,6 +136,7 @@ def _find(path: Path) -> list[Path]:
 
 
 def _check_no_pickle(file: Path) -> None:
+    """Raise `UserError` if a file has the name of a pickle."""
     if file.suffix in PICKLES:
         raise UserError(
             f"{file} is a pickle, which can run code when it is loaded: convert it to safetensors "
@@ -171,4 +173,5 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _more(names: list[str]) -> str:
+    """Return the number of names after the first for an error, or ""."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -12,10 +12,20 @@ from jaxgpt.errors import UserError
 from jaxgpt.hub import download
 
 # Glob patterns of the files that an import reads.
-PATTERNS = (
-    "config.json generation_config.json adapter_config.json README.md *.safetensors *.safetensors.index.json tokenizer.json "
-    "tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja additional_chat_templates/*.jinja"
-).split()
+PATTERNS = [
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "README.md",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+]
 PINNED = {GPT2_REPO: GPT2_REVISION}  # map from a repository to its commit
 # Map from the bare names of OpenAI's GPT-2 models to their repositories.
 ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
@@ -31,8 +41,12 @@ class Download(NamedTuple):
 def fetch_model(name: str, revision: str = "") -> Download:
     """Return the local directory and commit of a hub repository, downloaded to the hub's cache if needed.
 
-    `name` is `owner/name`, or the bare name of one of OpenAI's four GPT-2 models. `revision` is a commit, tag or branch;
-    empty: the commit in `PINNED`, otherwise main. Raises `UserError` if the name is invalid, or the download fails.
+    Args:
+        name: `owner/name`, or the bare name of one of OpenAI's four GPT-2 models.
+        revision: commit, tag or branch; empty: the commit in `PINNED`, otherwise main.
+
+    Raises:
+        UserError: if the name is invalid, or the download fails.
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):

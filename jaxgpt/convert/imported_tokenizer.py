@@ -43,7 +43,7 @@ def _directory_tokenizer(source: Path, model: ModelConfig, named: str) -> Tokeni
     config = token_config(read_json(source / "config.json"))
     if named:
         special = read_special_files(source, config).tokens
-        tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
+        tokenizer = make_tokenizer(named, model_vocab_size=model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
 
@@ -62,7 +62,7 @@ def _gguf_tokenizer(weights: GgufWeights, model: ModelConfig, named: str) -> Tok
     if not named:
         return gguf_tokenizer.read_tokenizer(weights.metadata, where)
     special = gguf_special.read_special_tokens(weights.metadata, where)
-    tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
+    tokenizer = make_tokenizer(named, model_vocab_size=model.vocab_size)
     entries = dict(special.tokenizer) | dict(tokenizer.special.tokenizer)
     tokenizer.special = SpecialTokens(special.generation, entries)
     return tokenizer

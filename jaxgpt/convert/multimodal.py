@@ -42,7 +42,7 @@ def check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Co
     left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
     del left["text_config"]
     outer = Options(left, where, accept)
-    outer.skip(*text.known)
+    outer.skip(*text.handled)
     outer.done()
 
 

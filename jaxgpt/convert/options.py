@@ -48,7 +48,7 @@ NEUTRAL: dict[str, Any] = {
     "rope_interleaved": False,
 }
 
-# Map from options of some families to the value that switches them off. Converted models carry them into other families.
+# Map from options of some families to the value that switches them off. Converted models of other families also contain them.
 SWITCHED_OFF: dict[str, Any] = {
     "attention_bias": False,
     "decoder_sparse_step": 1,
@@ -85,7 +85,7 @@ class Options:
     """The options of a config.json. Each option is read once; `done` rejects unread options.
 
     Attributes:
-        known: names of all options that the caller read or checked, including those absent from config.json.
+        handled: names of all options that the caller read, checked or skipped, including those absent from config.json.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), advice: str = "") -> None:
@@ -100,7 +100,7 @@ class Options:
         self.where = where
         self._accept = tuple(accept)
         self._advice = advice
-        self.known: set[str] = set()
+        self.handled: set[str] = set()
         self._null = {name for name, value in values.items() if value is None}
         self._left: dict[str, Any] = {}
         for name, value in values.items():
@@ -116,7 +116,7 @@ class Options:
         An absent or null option has the default, except that null means 0 for an integer, as in `ModelConfig`. For a
         required option, `default` is its type. Raises `UserError` if a required option is missing, or the type is wrong.
         """
-        self.known.add(name)
+        self.handled.add(name)
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:
             return 0
@@ -130,7 +130,7 @@ class Options:
         return value
 
     def choice(self, name: str, known: Mapping[str, str], default: str) -> str:
-        """Read an option, and map its value with `known`."""
+        """Read an option, and map its value with `known`; raise `UserError` for other values."""
         value = self.read(name, default)
         if value not in known:
             raise self.refuse(name, value, f"expected one of {', '.join(known)}")
@@ -138,12 +138,15 @@ class Options:
 
     def take(self, name: str, default: Any) -> Any:
         """Read an option of several types; the caller checks the value."""
-        self.known.add(name)
+        self.handled.add(name)
         return self._left.pop(name, default)
 
     def only(self, name: str, value: Any) -> None:
-        """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`."""
-        self.known.add(name)
+        """Raise `UserError` if an option does not have the supported value, unless the option is in `accept`.
+
+        If the supported value is None, False is also supported.
+        """
+        self.handled.add(name)
         actual = self._left.pop(name, value)
         is_off = value is None and actual is False
         if actual == value or is_off or name in self._accept:
@@ -153,7 +156,7 @@ class Options:
 
     def skip(self, *names: str) -> None:
         """Drop options that have no effect in this config."""
-        self.known.update(names)
+        self.handled.update(names)
         for name in names:
             self._left.pop(name, None)
 
@@ -181,6 +184,7 @@ class Options:
         return UserError(f"{self.where}: {name} {short_repr(value)} is not supported: {instead}")
 
     def _fix(self, names: list[str]) -> str:
+        """Return the advice in an error about options."""
         if self._advice:
             return self._advice
         return f"to ignore options that do not change the logits, import with --accept-option {' '.join(names)}"

@@ -11,9 +11,9 @@ from helpers import TEXT
 
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bpe import train_bpe
-from jaxgpt.data.tokenizers.cuts import LLAMA3, split_by
 from jaxgpt.data.tokenizers.fast import fast_encoder
 from jaxgpt.data.tokenizers.files import load_tokenizer
+from jaxgpt.data.tokenizers.word_patterns import LLAMA3, QWEN, split_by
 
 pytest.importorskip("tiktoken")
 WORDS = "naïve Tea  \n\n don't 東京、<|endoftext|>🙂"
@@ -45,7 +45,7 @@ def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, gpt2_tokenizer: Path)
         check_fast(load_tokenizer(path), texts)
 
 
-@pytest.mark.parametrize("pattern", LLAMA3)
+@pytest.mark.parametrize("pattern", [LLAMA3, QWEN])
 def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_path: Path, pattern: str) -> None:
     value = json.loads(tokenizer_path.read_text())
     level = value["pre_tokenizer"] | {"use_regex": False}

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer
 
 from jaxgpt.data.tokenizers import cuts
 from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB, byte_level_bpe
-from jaxgpt.data.tokenizers.cuts import LLAMA3, cut, known_cuts
+from jaxgpt.data.tokenizers.cuts import cut, known_cuts
 from jaxgpt.data.tokenizers.files import load_tokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers.word_patterns import LLAMA3, QWEN
 from jaxgpt.errors import UserError
 
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20
@@ -85,7 +86,7 @@ def pattern_tokenizer(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", *LLAMA3, "digits", "digits in groups"], ids=["gpt2", "llama3", "qwen2", "smollm2", "digits"]
+    "pattern", ["", LLAMA3, QWEN, "digits", "digits in groups"], ids=["gpt2", "llama3", "qwen2", "smollm2", "digits"]
 )
 def test_known_splits_keep_words(pattern, monkeypatch):
     """Compare the words found by the pattern; BPE encodes each word separately."""

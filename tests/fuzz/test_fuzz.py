@@ -46,10 +46,10 @@ from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
 from jaxgpt.data.token_files import open_tokens
 from jaxgpt.data.tokenizers.base import ByteTokenizer
-from jaxgpt.data.tokenizers.cuts import LLAMA3, split_by
 from jaxgpt.data.tokenizers.files import load_tokenizer
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer
+from jaxgpt.data.tokenizers.word_patterns import LLAMA3, QWEN, split_by
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.model.params import count_parameters
@@ -82,7 +82,7 @@ TOKENIZERS = [json.loads(make_tokenizer(kind, TEXT, 270, 5).to_json()) for kind 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 TOKENIZERS += [
     TOKENIZERS[-1] | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split_by(pattern), BYTE_LEVEL]}}
-    for pattern in (*LLAMA3, r"\s+")
+    for pattern in (LLAMA3, QWEN, r"\s+")
 ]
 
 

@@ -15,7 +15,8 @@ from jaxgpt.config import Config, flat
 from jaxgpt.convert.card.license import check_license, license_metadata, license_section
 from jaxgpt.convert.card.loading import loading_section
 from jaxgpt.convert.card.original import Card, original_card, split_card
-from jaxgpt.convert.card.results import Metrics, results_section, run_metrics, tasks_section
+from jaxgpt.convert.card.results import Metrics, results_section, run_metrics
+from jaxgpt.convert.card.tasks import tasks_section
 from jaxgpt.convert.engines import Engine
 from jaxgpt.model.params import count_parameters
 

@@ -1,4 +1,4 @@
-"""Sections of a model card about the results of the exported checkpoint: losses, rewards and tasks."""
+"""The section of a model card about the losses or rewards of the exported checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import read_baselines
 from jaxgpt.reward_words import shown_reward
-from jaxgpt.tasks.record import evaluation_settings, read_results
-from jaxgpt.tasks.results import TITLES, table
 from jaxgpt.trainer.metrics import read_metrics
 
 Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
@@ -58,22 +56,6 @@ def _baselines(run: Path, data: Any) -> dict[str, float]:
     except UserError:
         return {}
     return stored["losses"] if stored.get("data", data) == data else {}
-
-
-def tasks_section(run: Path, info: Info) -> str:
-    """Return the results of `jaxgpt eval RUN --tasks` for the exported checkpoint, or "" if there are no results."""
-    results = read_results(run, info.step)
-    if not results:
-        return ""
-    rows = ["## Tasks\n", f"| {' | '.join((*TITLES, 'settings'))} |", "|" + "---|" * (len(TITLES) + 1)]
-    _, *cells = table([entry.result for entry in results])
-    for row, entry in zip(cells, results, strict=True):
-        rows.append(f"| {' | '.join([*row, evaluation_settings(entry.conditions)])} |")
-    versions = {entry.conditions.get("versions", {}).get("lm_eval", "unknown") for entry in results}
-    rows.append(
-        f"\nMeasured by lm-evaluation-harness {', '.join(sorted(versions))}; +- is the standard error over the samples.\n"
-    )
-    return "\n".join(rows)
 
 
 def _post_results(metrics: Metrics, info: Info, config: Config) -> str:

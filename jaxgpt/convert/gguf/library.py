@@ -17,7 +17,7 @@ from jaxgpt.convert.gguf.vocabulary import (
     token_ids,
 )
 from jaxgpt.data.tokenizers.byte_level import byte_level_bpe
-from jaxgpt.data.tokenizers.cuts import GPT2
+from jaxgpt.data.tokenizers.word_patterns import GPT2
 
 
 class Edges(NamedTuple):

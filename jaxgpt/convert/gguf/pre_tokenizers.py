@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.convert.gguf.vocabulary import GGML, OTHER
-from jaxgpt.data.tokenizers.cuts import GPT2, LLAMA3, word_pattern
+from jaxgpt.data.tokenizers.word_patterns import GPT2, LLAMA3, QWEN, word_pattern
 from jaxgpt.errors import UserError, short_repr
 
 # Patterns of pre-tokenizers, as in the tokenizer.json files of the models.
@@ -35,9 +35,9 @@ class PreTokenizer(NamedTuple):
 
 OF_GPT2 = PreTokenizer((GPT2,))
 OF_SMOLLM = PreTokenizer((DIGIT, GPT2))
-OF_LLAMA3 = PreTokenizer((LLAMA3[0],), ignores_merges=True, adds_bos=True)
-OF_DBRX = PreTokenizer((LLAMA3[0],))
-OF_QWEN = PreTokenizer((LLAMA3[1],))
+OF_LLAMA3 = PreTokenizer((LLAMA3,), ignores_merges=True, adds_bos=True)
+OF_DBRX = PreTokenizer((LLAMA3,))
+OF_QWEN = PreTokenizer((QWEN,))
 
 # Map from values of tokenizer.ggml.pre, in files of the supported families, to pre-tokenizers.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -81,8 +81,8 @@ def pre_tokenizer_name(value: Mapping[str, Any]) -> str:
     pattern = word_pattern(pre_tokenizer)
     if pattern == GPT2:
         return "gpt-2"
-    if pattern == LLAMA3[0]:
+    if pattern == LLAMA3:
         return "llama-bpe" if value["model"]["ignore_merges"] else "dbrx"
-    if pattern == LLAMA3[1]:
+    if pattern == QWEN:
         return "qwen2"
     return ""

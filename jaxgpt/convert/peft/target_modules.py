@@ -7,7 +7,6 @@ has one A for queries, keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ class MatrixAdapter(NamedTuple):
     """A jaxgpt adapter, of one matrix or of several matrices with the same input."""
 
     a: np.ndarray  # A, [inputs, r]
-    b: Mapping[str, np.ndarray]  # B, [r, outputs], keyed by the name of its matrix
+    b: dict[str, np.ndarray]  # B, [r, outputs], keyed by the name of its matrix
 
 
 class TargetModule(NamedTuple):

@@ -12,7 +12,7 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data.prepared.index import Index, SettingsEntry, SourceEntry
 from jaxgpt.data.prepared.sources import Source
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.cuts import pattern_after_digits
+from jaxgpt.data.tokenizers.word_patterns import pattern_after_digits
 from jaxgpt.errors import UserError
 
 

@@ -10,16 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-PIECE = 1 << 16  # minimum characters per piece, except the last
+from jaxgpt.data.tokenizers.word_patterns import GPT2, pattern_after_digits, word_pattern
 
-# Pre-tokenization patterns in tokenizer.json. `LLAMA3` has the patterns of Llama 3 and Qwen.
-GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
-LLAMA3 = tuple(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + numbers
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for numbers in (r"\p{N}{1,3}", r"\p{N}")
-)
+PIECE = 1 << 16  # minimum characters per piece, except the last
 
 # Python's \s is a superset of \s in tokenizers, so every \S in Python is a \S in tokenizers. A word ends between \S and a
 # space, and the only lookahead, `\s+(?!\S)`, matches only white space. `IDEOGRAPH_END`: no pattern joins a letter to a
@@ -47,29 +40,6 @@ def cut(text: str, cuts: Cuts) -> list[str]:
         pieces.append(text[start : found.start()])
         start = found.start()
     return [*pieces, text[start:]]
-
-
-def split_by(pattern: str) -> dict[str, Any]:
-    """Return the tokenizer.json entry that splits by a pattern."""
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def word_pattern(pre_tokenizer: Any) -> str:
-    """Return the word pattern of a `pre_tokenizer` of tokenizer.json: GPT-2's, Llama 3's or Qwen's; otherwise ""."""
-    match pre_tokenizer:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return GPT2
-        case {"pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
-            return next((pattern for pattern in LLAMA3 if split == split_by(pattern)), "")
-    return ""
-
-
-def pattern_after_digits(pre_tokenizer: Any) -> str:
-    """Return the word pattern of a `pre_tokenizer` that splits off digits first, such as SmolLM2's; otherwise ""."""
-    match pre_tokenizer:
-        case {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, words]}:
-            return word_pattern(words)
-    return ""
 
 
 def known_cuts(tokenizer_json: Mapping[str, Any]) -> Cuts:

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxgpt.data.tokenizers.base import END_OF_TEXT, Tokenizer
 from jaxgpt.data.tokenizers.byte_level import BYTE_VOCAB
-from jaxgpt.data.tokenizers.cuts import word_pattern
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers
+from jaxgpt.data.tokenizers.word_patterns import word_pattern
 from jaxgpt.errors import UserError
 
 # Options of a BPE in tokenizer.json that tiktoken lacks.
@@ -32,7 +32,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     ranks = _ranks(tokenizer, value)
     if not ranks:
         return None
-    # Without any special token, tiktoken takes 1.5 times as long. The name of this token is encoded as ordinary text.
+    # Without any special token, tiktoken takes 1.5x as long. The name of this token is encoded as ordinary text.
     special = {END_OF_TEXT: max(ranks.values()) + 1}
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 

@@ -10,7 +10,7 @@ from typing import Any
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 EXTRA = "extra_special_tokens"  # named tokens of this model only; in files of transformers 5, also a list without names
 EXTRA_BEFORE_5 = "additional_special_tokens"  # a list of tokens without names
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # options of generation_config.json
 
 
 @dataclass(frozen=True)
