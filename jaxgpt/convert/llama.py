@@ -115,7 +115,7 @@ MISTRAL = LLAMA._replace(
 def _read_qwen(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read RoPE and, if `use_sliding_window` is true, the sliding window.
 
-    By default, the layers from index `max_window_layers` on have the window.
+    By default, layers starting at index `max_window_layers` have the window.
     """
     window = options.read("sliding_window", 4096)
     first = options.read("max_window_layers", 28)

@@ -33,6 +33,7 @@ class Scale(NamedTuple):
 def read_config(path: Path) -> Scale:
     """Read the rank and alpha of an adapter_config.json; raise `UserError` for unsupported options."""
     values = read_json(path)
+    # PEFT writes false or an empty value for each feature that is not used.
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path), advice=MERGE)
     options.only("peft_type", "LORA")

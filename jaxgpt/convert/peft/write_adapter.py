@@ -31,16 +31,12 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
         adapters: adapters of the run, as `load_adapters` returns them.
         base: name or directory of the base; empty: `init_from`.
     """
-    adapted: list[TargetModule] = []
-    tensors: list[Tensor] = []
-    modules = target_modules(config.model)
-    most = max(len(module.adapters(adapters)) for module in modules)  # maximum number of adapters of one module
+    adapted = [module for module in target_modules(config.model) if module.adapters(adapters)]
+    most = max(len(module.adapters(adapters)) for module in adapted)  # maximum number of adapters of one module
     rank = config.lora.rank * most
-    for module in modules:
-        own = module.adapters(adapters)
-        if own:
-            adapted.append(module)
-            tensors += _merged(module, own, config.lora.rank, rank)
+    tensors: list[Tensor] = []
+    for module in adapted:
+        tensors += _merged(module, module.adapters(adapters), config.lora.rank, rank)
     write_safetensors(directory / WEIGHTS, tensors)
 
     family, _ = express_in_family(config.model)

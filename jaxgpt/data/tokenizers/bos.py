@@ -31,7 +31,7 @@ def with_bos(tokenizer: Tokenizer, rule: str) -> Tokenizer:
     if ids == tokenizer.bos_ids:
         return tokenizer
 
-    assert isinstance(tokenizer, SubwordTokenizer)
+    assert isinstance(tokenizer, SubwordTokenizer)  # other tokenizers have no such token
     values = json.loads(tokenizer.to_json())
     if ids:
         [bos_id] = ids
@@ -55,12 +55,13 @@ def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
     if rule == "auto" or tokenizer.bos_ids:
         return tokenizer.bos_ids
 
-    declared = declared_bos(tokenizer)[:1]
-    if not declared or declared[0] >= tokenizer.vocab_size:
+    declared = declared_bos(tokenizer)
+    bos_id = declared[0] if declared else None
+    if bos_id is None or bos_id >= tokenizer.vocab_size:
         raise UserError(
             "bos yes: the tokenizer has no beginning-of-text token; use bos auto, or add bos_token to tokenizer_config.json"
         )
-    return declared
+    return (bos_id,)
 
 
 def declared_bos(tokenizer: Tokenizer) -> tuple[int, ...]:

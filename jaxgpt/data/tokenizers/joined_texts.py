@@ -1,4 +1,4 @@
-"""Decode ids of several texts, in which beginning-of-text and end-of-text ids separate the texts."""
+"""Decode the ids of several texts, separated by beginning-of-text and end-of-text ids."""
 
 from __future__ import annotations
 
