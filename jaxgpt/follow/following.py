@@ -143,15 +143,14 @@ class _Follower:
     def _new_rows(self, tail: Tail) -> Iterator[Row]:
         """Yield the rows that the tracker has not received; before the first, open the page."""
         highest = self.position.order
+        if not self.is_open:
+            has_new = any(row.order > highest for row in tail.rows())
+            if not has_new:
+                return
+            highest = self._open()
+            tail.restart()  # the tracker may have lost rows
+
         for row in tail.rows():
-            if row.order > highest and not self.is_open:
-                stored = self._open()
-                if stored < highest:  # the tracker has lost rows: read the file from its start
-                    self.position = self.position._replace(order=stored)
-                    tail.restart()
-                    yield from self._new_rows(tail)
-                    return
-                highest = stored
             if row.order > highest:  # other rows were sent before: a resume from an earlier checkpoint repeats steps
                 highest = row.order
                 yield row
