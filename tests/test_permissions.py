@@ -13,7 +13,7 @@ from folders import SMALL, run_folder
 
 from jaxgpt.checkpoint.index import latest_valid, saved_steps
 from jaxgpt.checkpoint.info import SEAL
-from jaxgpt.checkpoint.new_run import check_free
+from jaxgpt.checkpoint.new_path import check_free
 from jaxgpt.checkpoint.run import open_run
 from jaxgpt.data.prepared.index import read_index
 from jaxgpt.data.text import read_path

@@ -38,10 +38,10 @@ def name_difference(stored: Any, expected: Any, model: type[GPT]) -> str:
     """Describe the weights that only a checkpoint or only a model has; "": equal names, or a checkpoint without weights."""
     stored = flatten_params(stored)
     expected = flatten_params(expected)
-    lacks = [name for name in stored if name not in expected]
-    needs = [name for name in expected if name not in stored]
     if not stored:
         return ""
+    lacks = [name for name in stored if name not in expected]
+    needs = [name for name in expected if name not in stored]
     if lacks:
         return f"has weights that {model.__name__} lacks ({_some(lacks)})"
     if needs:

@@ -1,4 +1,4 @@
-"""Create a run in a new directory, or in the place of an old run: checks of the directory, and its lock."""
+"""Create a run in a new directory, or in the place of an old run; the new run is locked."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jaxgpt.atomic import check_renames
-from jaxgpt.checkpoint.paths import check_link, check_path
-from jaxgpt.checkpoint.replacement import finish_or_undo, interrupted, recover, replaced_run, restore_replaced, swap_in
+from jaxgpt.checkpoint.new_path import check_free
+from jaxgpt.checkpoint.paths import check_link
+from jaxgpt.checkpoint.replacement import finish_or_undo, interrupted, replaced_run, restore_replaced, swap_in
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.directories import CHECKPOINTS, CONFIG, NEW, REPLACED, RUN_FILES
+from jaxgpt.directories import CHECKPOINTS, NEW, REPLACED
 from jaxgpt.errors import TrainingFailed, UserError, WriteFailed, full_disk_fix, reported
 from jaxgpt.exception_notes import add_own_note
 from jaxgpt.locks import LOCK, sole_writer
@@ -135,33 +136,3 @@ def _raise_restored(error: Exception, path: Path) -> None:
     if isinstance(error, UserError):
         raise UserError(f"{error}; {restored}") from None
     add_own_note(error, restored)
-
-
-def check_free(path: Path, overwrite: bool) -> None:
-    """Raise `UserError` if a run cannot be created in a directory; unrelated files are allowed."""
-    check_path(path)
-    check_link(path)
-    recover(path)
-    if Run(path).exists():
-        if not overwrite:
-            fix = "replace it with --overwrite (in Python: overwrite=True); jaxgpt import needs a different path"
-            raise UserError(f"{path} already holds a run: resume it with --resume, or {fix}")
-    elif (path / CHECKPOINTS).exists() and not (path / NEW).exists():  # NEW: left by an interrupted move
-        raise UserError(f"{path} holds checkpoints but no config.json: restore it, or choose a different path")
-
-
-def check_new_run(path: Path) -> None:
-    """Raise `UserError` if a path exists, unless it is an empty directory or has only the remains of a killed process.
-
-    Also raises `UserError` if a process is writing a run there.
-    """
-    if not path.exists():
-        return
-    remains = {LOCK, NEW, REPLACED}
-    if (path / NEW).exists():  # the process was moving files
-        remains |= set(RUN_FILES) - {CONFIG}
-    if not path.is_dir() or {file.name for file in path.iterdir()} - remains:
-        raise UserError(f"{path} already exists: choose a different name, or remove it")
-    if (path / LOCK).exists():
-        with sole_writer(path):
-            pass

@@ -17,12 +17,12 @@ import numpy as np
 from jaxgpt.checkpoint.index import checkpoints, resolve_weights
 from jaxgpt.checkpoint.info import SEAL, Info, read_info
 from jaxgpt.checkpoint.match import first_difference, name_difference
+from jaxgpt.checkpoint.needed import needed_runs, recorded_checkpoint
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.placement import Place, merge_placed
 from jaxgpt.checkpoint.run import Run, open_run
 from jaxgpt.checkpoint.store import read_params, stored_weights
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.directories import CHECKPOINTS
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -154,7 +154,7 @@ def read_source(path: str | Path, checkpoint: str, read: Callable[[WeightSource]
 
 def open_base(run: Run, config: Config) -> WeightSource:
     """Open the base of a run's adapters; arguments and errors as in `open_source`."""
-    path = base_checkpoint(run, config)
+    path = recorded_checkpoint(run, config.init_from)
     if path is None:
         raise UserError(
             f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
@@ -191,33 +191,6 @@ def check_base(run: Run, source: WeightSource, base: FrozenBase, part: str = "ba
         path = source.run.checkpoints / str(source.step)
         name = "reference" if part == "frozen" else part
         raise UserError(f"{path} is not the {name} of {run.path}: its weights differ from the original: restore it")
-
-
-def base_checkpoint(run: Run, config: Config) -> Path | None:
-    """Return the base checkpoint of a run's adapters (recorded path or next to the run); None if missing."""
-    return recorded_checkpoint(run, config.init_from)
-
-
-def recorded_checkpoint(run: Run, path: str) -> Path | None:
-    """Return the checkpoint that a run records as RUN/checkpoints/STEP: at this path, or next to the run; None if missing."""
-    recorded, step = parse_checkpoint(path)
-    next_to_run = run.path.absolute().parent / recorded.name
-    for base in (recorded, next_to_run):
-        checkpoint = base / CHECKPOINTS / step
-        if checkpoint.is_dir():
-            return checkpoint
-    return None
-
-
-def needed_runs(run: Run | None) -> set[Path]:
-    """Return the paths of a run and of the bases of its adapters: loading the run reads them all."""
-    paths = set[Path]()
-    while run and run.path.resolve() not in paths:
-        paths.add(run.path.resolve())
-        config = run.config() if run.exists() else None
-        base = base_checkpoint(run, config) if config and config.lora.rank else None
-        run = Run(base.parent.parent) if base else None
-    return paths
 
 
 def trained_part(config: Config) -> str:

@@ -39,7 +39,7 @@ def import_(
         tokenizer: gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
         accept_option: unsupported options of config.json or a GGUF file to ignore; the error lists them
     """
-    from jaxgpt.checkpoint.new_run import check_new_run
+    from jaxgpt.checkpoint.new_path import check_new_run
     from jaxgpt.convert.hub_models import fetch_model
     from jaxgpt.convert.import_model import import_model
     from jaxgpt.convert.peft.adapters import import_adapter

@@ -131,14 +131,14 @@ def _with_state(config: Config, run: Run, init_from: str) -> Config:
         run: run of the train state.
         init_from: the run, for its last checkpoint, or RUN/checkpoints/STEP.
     """
-    from jaxgpt.checkpoint.source import base_checkpoint
+    from jaxgpt.checkpoint.needed import recorded_checkpoint
 
     state = str(_checkpoint_with_state(run, init_from).absolute())
     source = run.config()
     if not source.lora.rank:
         return replace(config, init_from=state, state_from=state)
 
-    base = base_checkpoint(run, source)
+    base = recorded_checkpoint(run, source.init_from)
     if base is None:
         raise UserError(f"{run.path} holds adapters of {source.init_from}, which is missing: restore it")
     return replace(config, init_from=str(base.absolute()), state_from=state)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.atomic import write_atomically
-from jaxgpt.checkpoint.new_run import check_new_run, complete_run
+from jaxgpt.checkpoint.new_path import check_new_run
+from jaxgpt.checkpoint.new_run import complete_run
 from jaxgpt.checkpoint.stream import stream_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert.card.original import CARD, read_card

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxgpt.checkpoint.index import weights_at
+from jaxgpt.checkpoint.needed import recorded_checkpoint
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.source import open_source, recorded_checkpoint
+from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError

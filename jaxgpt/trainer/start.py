@@ -10,10 +10,11 @@ import jax
 
 from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.checkpoint.new_run import check_free
+from jaxgpt.checkpoint.needed import needed_runs
+from jaxgpt.checkpoint.new_path import check_free
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.source import WeightSource, needed_runs
+from jaxgpt.checkpoint.source import WeightSource
 from jaxgpt.config import Config, flat
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.new_run import check_free, check_new_run, complete_run, new_run
+from jaxgpt.checkpoint.new_path import check_free, check_new_run
+from jaxgpt.checkpoint.new_run import complete_run, new_run
 from jaxgpt.checkpoint.paths import runs_near
 from jaxgpt.checkpoint.replacement import recover, replaced_run
 from jaxgpt.checkpoint.run import Run

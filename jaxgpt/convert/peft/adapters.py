@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.checkpoint.index import weights_at
-from jaxgpt.checkpoint.new_run import check_new_run, complete_run
+from jaxgpt.checkpoint.new_path import check_new_run
+from jaxgpt.checkpoint.new_run import complete_run
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.saver import save_params
