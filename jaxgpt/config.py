@@ -19,7 +19,8 @@ from jaxgpt.options import PrepareParams as PrepareParams
 from jaxgpt.options import SamplingParams as SamplingParams
 from jaxgpt.options import TextParams as TextParams
 from jaxgpt.post_settings import PostConfig as PostConfig
-from jaxgpt.settings import Section, setting, similar_setting
+from jaxgpt.settings import Section, setting
+from jaxgpt.suggestions import similar_setting
 from jaxgpt.train_settings import LoraConfig as LoraConfig
 from jaxgpt.train_settings import MeshConfig as MeshConfig
 from jaxgpt.train_settings import OptimConfig as OptimConfig

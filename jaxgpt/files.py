@@ -1,61 +1,22 @@
-"""Read files with a size limit, and download files with a checksum; errors have one line."""
+"""Read files of users and of jaxgpt, with a size limit; errors have one line."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.atomic import write_atomically
 from jaxgpt.errors import UserError, reported
-from jaxgpt.locks import locked
 from jaxgpt.strict_json import parse_json
 from jaxgpt.suggestions import did_you_mean
 
 JSON_BYTES = 1 << 24  # default size limit of a file to read, in bytes
 
 
-def cache_dir() -> Path:
-    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory.
-
-    Its files are downloaded or compiled again if they are deleted.
-    """
-    own = os.environ.get("JAXGPT_CACHE")
-    if own:
-        return Path(own)
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "jaxgpt"
-
-
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` already has the checksum `sha256`.
-
-    Concurrent processes wait for the download. The `UserError` of a failed download recommends the option `flag` for a local
-    copy. `timeout` is in seconds.
-    """
-    from http.client import HTTPException  # imported late, because `--help` needs no HTTP
-    from urllib.request import urlopen
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(path.name + ".lock")):
-            if path.exists() and sha256_file(path) == sha256:
-                return path
-            with urlopen(url, timeout=timeout) as response:
-                content = response.read()
-            if hashlib.sha256(content).hexdigest() != sha256:
-                raise OSError("the checksum does not match")
-            write_atomically(path, content)
-    except (OSError, HTTPException) as e:
-        raise UserError(f"cannot download {url} to {path} ({e}): use a local copy with {flag}") from None
-    return path
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from jaxgpt.cpu import cpu_kind
-from jaxgpt.files import cache_dir
+from jaxgpt.downloads import cache_dir
 
 # XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
 # jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions miscompile them.

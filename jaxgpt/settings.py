@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.suggestions import did_you_mean, nearest
+from jaxgpt.suggestions import did_you_mean
 
 INF = math.inf
 INT_MAX = 2**31 - 1
@@ -163,32 +163,6 @@ def _checked_words(name: str, value: Any) -> tuple[str, ...]:
 def as_int(name: str, value: Any, low: int, high: int) -> int:
     """Convert an integer of any type to `int`; bools, floats and values outside `[low, high]` are errors."""
     return int(_checked_number(name, value, int, Limits(low, high)))
-
-
-def similar_setting(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
-
-    `name` and `known` are dotted names (train.steps) or options (--train.steps).
-    """
-    section, last = _section_and_last(name)
-    parts = {each: _section_and_last(each) for each in known}
-    of_section = [tail for place, tail in parts.values() if place == (section or last)]
-
-    # Prefer a setting of the same section; the name of a section alone lists its settings.
-    near = nearest(last, [tail for _, tail in parts.values()])
-    if near and (section or not of_section):
-        same = [each for each, (_, tail) in parts.items() if tail in near]
-        in_section = [each for each in same if parts[each][0] == section]
-        return f" (did you mean {' or '.join(in_section or same)}?)"
-    if of_section:
-        return f" (settings of {section or last}: {', '.join(of_section)})"
-    return ""
-
-
-def _section_and_last(name: str) -> tuple[str, str]:
-    """Split --train.steps into train and steps; the section may be ""."""
-    section, _, last = name.lstrip("-").rpartition(".")
-    return section, last
 
 
 def check_text(name: str, value: str) -> None:

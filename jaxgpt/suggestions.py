@@ -1,4 +1,4 @@
-"""Suggestions for a misspelled word: the most similar known word.
+"""Suggestions for a misspelled word or setting: the most similar known name.
 
 This module imports only the standard library.
 """
@@ -31,3 +31,29 @@ def is_abbreviation(short: str, name: str) -> bool:
     """Return whether a string has the first letter of each part of a name: lr of learning_rate."""
     letters = "".join(re.findall(r"(?:^|[-_])(.)", name))
     return len(short) > 1 and short == letters
+
+
+def similar_setting(name: str, known: Iterable[str]) -> str:
+    """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
+
+    `name` and `known` are dotted names (train.steps) or options (--train.steps).
+    """
+    section, last = _section_and_last(name)
+    parts = {each: _section_and_last(each) for each in known}
+    of_section = [tail for place, tail in parts.values() if place == (section or last)]
+
+    # Prefer a setting of the same section; the name of a section alone lists its settings.
+    near = nearest(last, [tail for _, tail in parts.values()])
+    if near and (section or not of_section):
+        same = [each for each, (_, tail) in parts.items() if tail in near]
+        in_section = [each for each in same if parts[each][0] == section]
+        return f" (did you mean {' or '.join(in_section or same)}?)"
+    if of_section:
+        return f" (settings of {section or last}: {', '.join(of_section)})"
+    return ""
+
+
+def _section_and_last(name: str) -> tuple[str, str]:
+    """Split --train.steps into train and steps; the section may be ""."""
+    section, _, last = name.lstrip("-").rpartition(".")
+    return section, last

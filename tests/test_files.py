@@ -20,8 +20,8 @@ import pytest
 from helpers import largest_file
 
 from jaxgpt.atomic import check_renames, write_atomically
+from jaxgpt.downloads import fetch
 from jaxgpt.errors import UserError
-from jaxgpt.files import fetch
 from jaxgpt.locks import LOCK, sole_writer
 
 CONTENT = b"To be, or not to be" * 1000

@@ -13,7 +13,7 @@ from helpers import nodes, repository
 
 # From the bottom up; docs/code.md describes each.
 ORDER = """
-    errors suggestions out_of_memory exception_notes progress strict_json locks atomic files directories
+    errors suggestions out_of_memory exception_notes progress strict_json locks atomic files downloads directories
     listing record_files hub early_end signals time_limit cpu heap runtime settings
     mix reward_words template_variables options
     model_settings data_settings train_settings post_settings config config_changes data_files config_json presets

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxgpt import cli
-from jaxgpt.files import cache_dir
+from jaxgpt.downloads import cache_dir
 from jaxgpt.runtime import keep_compiled
 
 VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")

@@ -16,7 +16,8 @@ from jaxgpt.cli.option_help import PresetHelp
 from jaxgpt.cli.options import EVERY
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-from jaxgpt.settings import check_text, similar_setting
+from jaxgpt.settings import check_text
+from jaxgpt.suggestions import similar_setting
 
 # The function of each command; cyclopts imports only the module of the command in use.
 COMMANDS = {

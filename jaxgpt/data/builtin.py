@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from string import ascii_letters
 
-from jaxgpt.files import cache_dir, fetch
+from jaxgpt.downloads import cache_dir, fetch
 
 # Modules with ASCII source in every Python since 3.11, in the order of their concatenation.
 PYTHON_MODULES = """
