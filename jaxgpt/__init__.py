@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
     from jaxgpt.train.loss import next_token_loss
-    from jaxgpt.train.optimizer import make_optimizer, schedule
+    from jaxgpt.train.optimizer import make_optimizer
+    from jaxgpt.train.schedule import schedule
     from jaxgpt.train.step import TrainState, init_state, train_step
     from jaxgpt.trainer.build import build
 
@@ -43,7 +44,8 @@ _NAMES = {
     "presets": "preset",
     "study": "study",
     "train.loss": "next_token_loss",
-    "train.optimizer": "make_optimizer schedule",
+    "train.optimizer": "make_optimizer",
+    "train.schedule": "schedule",
     "train.step": "TrainState init_state train_step",
     "trainer.build": "build",
 }

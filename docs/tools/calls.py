@@ -55,7 +55,7 @@ trainer.loop.train
       train.step.mean_gradients
       optimizer = train.optimizer.make_optimizer
         train.optimizer._update_rule
-          train.optimizer.schedule
+          train.schedule.schedule
           train.muon.muon
       train.step.apply_gradients
 """,

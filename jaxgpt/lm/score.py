@@ -23,7 +23,7 @@ from jaxgpt.model import GPT
 from jaxgpt.ops.attention import Positions
 from jaxgpt.parallel.arrays import to_host
 from jaxgpt.settings import INT_MAX, as_int
-from jaxgpt.train.loss import chunked
+from jaxgpt.train.at_positions import chunked
 
 
 class Sizes(NamedTuple):

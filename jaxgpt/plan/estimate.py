@@ -169,7 +169,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: Counts)
 
 
 def _logit_chunks(config: Config) -> int:
-    """Return the number of chunks of the logits of a microbatch (`train.loss.chunked`)."""
+    """Return the number of chunks of the logits of a microbatch (`train.at_positions.chunked`)."""
     context = config.mesh.context
     chunk = config.train.loss_chunk or config.window
     of_device = math.ceil(chunk / context)

@@ -11,15 +11,8 @@ import jax.numpy as jnp
 
 from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import log_complement
-from jaxgpt.train.loss import (
-    Objective,
-    RowSums,
-    at_answers,
-    chunked,
-    computes_only_answers,
-    cross_entropy,
-    split_windows,
-)
+from jaxgpt.train.at_positions import at_positions
+from jaxgpt.train.loss import Objective, RowSums, cross_entropy, split_windows
 from jaxgpt.train.side_outputs import penalty_of, side_metrics, side_sums
 
 
@@ -97,7 +90,7 @@ def distillation_objective(
         teacher_fn: `apply` of the teacher, a model with the same vocabulary.
         settings: `divergence`, `jsd_beta`, and `top_k` to compare only the teacher's most probable tokens. In rollouts, the
             targets of a row are at most `max_new_tokens` consecutive positions, and only these have logits.
-        chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
+        chunk: positions of each window per chunk of logits, to save memory (`train.at_positions.chunked`); 0: all.
         penalties: the student's penalties, as in `train.loss.next_token_loss`.
     """
     longest = settings.max_new_tokens if settings.is_rollout else 0
@@ -116,15 +109,9 @@ def distillation_objective(
             teacher_logits_BTV = teacher(jax.lax.stop_gradient(x_BTD[..., D:]), method="head")
             return position_losses(student_logits_BTV, teacher_logits_BTV, targets_BT, settings)
 
-        def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> Any:
-            return chunked(losses, x_BTD, targets_BT, chunk) if chunk else losses(x_BTD, targets_BT)
-
         # Join the hidden states of both models, so that one pass over the positions computes both logits.
         x_BTD = jnp.concatenate([student_BTD, teacher_BTD], -1)
-        if computes_only_answers(longest, targets_BT.shape[1]):
-            losses_BT = at_answers(all_losses, x_BTD, targets_BT, longest)
-        else:
-            losses_BT = all_losses(x_BTD, targets_BT)
+        losses_BT = at_positions(losses, x_BTD, targets_BT, chunk, longest)
         sums = {name: loss_BT.sum(-1) for name, loss_BT in losses_BT.items()}
         count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
         loss_B = sums.pop("loss")

@@ -53,7 +53,7 @@ def preference_objective(
     Args:
         apply_fn: `model.apply`.
         settings: objective and its constants.
-        chunk: positions of each window per chunk of logits, to save memory (`train.loss.chunked`); 0: all.
+        chunk: positions of each window per chunk of logits, to save memory (`train.at_positions.chunked`); 0: all.
         penalties: as in `train.loss.next_token_loss`; a side output of a pair is the mean over both answers.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 
 from jaxgpt.model.gpt import SideOutputs
 from jaxgpt.ops.attention import Positions, document_positions, row_positions
-from jaxgpt.ops.sharding import shards
+from jaxgpt.train.at_positions import at_positions, computes_only_answers
 from jaxgpt.train.side_outputs import penalty_of, side_metrics, side_sums
 
 
@@ -128,22 +127,16 @@ class Forward:
             inputs_BT, targets_BT, positions = _in_order(self.order, inputs_BT, targets_BT, positions)
 
         call = partial(self.apply_fn, {"params": params})
-        is_part = computes_only_answers(self.longest, inputs_BT.shape[1])
-        if not self.chunk and not self.with_sides and not is_part:
+        has_parts = bool(self.chunk) or computes_only_answers(self.longest, inputs_BT.shape[1])
+        if not has_parts and not self.with_sides:
             return cross_entropy(call(inputs_BT, key, positions), targets_BT), targets_BT, {}
 
         def losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
             return cross_entropy(call(x_BTD, method="head"), targets_BT)
 
-        def all_losses(x_BTD: jax.Array, targets_BT: jax.Array) -> jax.Array:
-            return chunked(losses, x_BTD, targets_BT, self.chunk) if self.chunk else losses(x_BTD, targets_BT)
-
         x_BTD, sides = call(inputs_BT, key, positions, method="hidden_and_sides")
-        if is_part:
-            losses_BT = at_answers(all_losses, x_BTD, targets_BT, self.longest)
-        else:
-            losses_BT = all_losses(x_BTD, targets_BT)
-        return losses_BT, targets_BT, sides
+        losses_BT = at_positions(losses, x_BTD, targets_BT, self.chunk, self.longest)
+        return losses_BT, targets_BT, sides if self.with_sides else {}
 
 
 def _in_order(
@@ -154,36 +147,6 @@ def _in_order(
     rows = inputs_BT, targets_BT, positions or row_positions(len(order))
     permuted: tuple[jax.Array, jax.Array, Positions] = jax.tree.map(lambda x: x[:, order], rows)
     return permuted
-
-
-def computes_only_answers(longest: int, T: int) -> bool:
-    """Return whether logits are computed only at answers of up to `longest` tokens (0: unknown), in windows of T tokens."""
-    return 0 < longest < T and shards("length") == 1
-
-
-def at_answers(
-    function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
-) -> Any:
-    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions starting at the first target.
-
-    A is `longest`. The results are 0 at all other positions.
-    """
-    T = targets_BT.shape[1]
-    first_B = jnp.minimum(jnp.argmax(targets_BT >= 0, -1), T - longest)
-    place_BA = first_B[:, None] + jnp.arange(longest)[None]
-    x_BAD = jnp.take_along_axis(x_BTD, place_BA[..., None], 1)
-    targets_BA = jnp.take_along_axis(targets_BT, place_BA, 1)
-    found_BA = function(x_BAD, targets_BA)
-
-    # Move the results to their positions in the row.
-    index_BT = jnp.arange(T)[None] - first_B[:, None]
-    is_inside_BT = (index_BT >= 0) & (index_BT < longest)
-
-    def spread(x_BA: jax.Array) -> jax.Array:
-        x_BT = jnp.take_along_axis(x_BA, jnp.clip(index_BT, 0, longest - 1), 1)
-        return jnp.where(is_inside_BT, x_BT, 0.0)
-
-    return jax.tree.map(spread, found_BA)
 
 
 def split_windows(windows: jax.Array) -> tuple[jax.Array, jax.Array, Positions | None]:
@@ -216,40 +179,3 @@ def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
     is_target_BTV = ids_BT[..., None] == id_BTV
     target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0.0).sum(-1)
     return target_logit_BT - jax.nn.logsumexp(logits_BTV, axis=-1)
-
-
-def chunked(
-    function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, chunk: int
-) -> Any:
-    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, for `chunk` positions of each row at a time.
-
-    Memory holds B x chunk x V logits instead of B x T x V. The backward pass recomputes the logits, at the cost of one
-    more product with the head. The last chunk is padded with targets that are not counted. If positions are sharded, each
-    device computes an equal share of every chunk.
-    """
-    B, T, D = x_BTD.shape
-    P = math.gcd(shards("length"), T)  # number of shards of a row
-    S = T // P  # positions of a shard
-    chunk = min(math.ceil(chunk / P), S)
-    fill = -S % chunk
-
-    # Split each shard into n chunks of c positions, and join the chunks of all shards.
-    x_BPSD = jnp.pad(x_BTD.reshape(B, P, S, D), ((0, 0), (0, 0), (0, fill), (0, 0)))
-    x_nBPcD = jnp.moveaxis(x_BPSD.reshape(B, P, -1, chunk, D), 2, 0)
-    x_nBcD = x_nBPcD.reshape(-1, B, P * chunk, D)
-    targets_BPS = jnp.pad(targets_BT.reshape(B, P, S), ((0, 0), (0, 0), (0, fill)), constant_values=-1)
-    targets_nBPc = jnp.moveaxis(targets_BPS.reshape(B, P, -1, chunk), 2, 0)
-    targets_nBc = targets_nBPc.reshape(-1, B, P * chunk)
-
-    @jax.checkpoint
-    def one_chunk(each: tuple[jax.Array, jax.Array]) -> Any:
-        x_BcD, targets_Bc = each
-        return function(x_BcD, targets_Bc)
-
-    def join(y_nBc: jax.Array) -> jax.Array:
-        y_BPnc = jnp.moveaxis(y_nBc.reshape(-1, B, P, chunk), 0, 2)
-        y_BPS = y_BPnc.reshape(B, P, -1)[:, :, :S]
-        return y_BPS.reshape(B, T)
-
-    results_nBc = jax.lax.map(one_chunk, (x_nBcD, targets_nBc))
-    return jax.tree.map(join, results_nBc)

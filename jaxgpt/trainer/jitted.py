@@ -10,7 +10,7 @@ import jax
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.compile_options import step_compile_options
 from jaxgpt.parallel.rules import replicated
-from jaxgpt.train.optimizer import Hyperparameters
+from jaxgpt.train.schedule import Hyperparameters
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.run_step import RunStep, take_steps
 from jaxgpt.trainer.states import shardings_of

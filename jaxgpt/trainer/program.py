@@ -23,7 +23,7 @@ from jaxgpt.parallel.rows import Microbatches, rows_of
 from jaxgpt.parallel.rules import Rules, replicated, use_mesh
 from jaxgpt.train.adapters import base_of, of_objective
 from jaxgpt.train.loss import Objective, RowSums
-from jaxgpt.train.optimizer import Hyperparameters
+from jaxgpt.train.schedule import Hyperparameters
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.jitted import jit_functions
 from jaxgpt.trainer.run_step import RunStep

@@ -16,7 +16,8 @@ from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.parallel.sums import sums_by_device
 from jaxgpt.train.loss import Objective
-from jaxgpt.train.optimizer import Hyperparameters, hyperparameters_of, make_optimizer, schedule, schedule_states
+from jaxgpt.train.optimizer import make_optimizer
+from jaxgpt.train.schedule import Hyperparameters, hyperparameters_of, schedule, schedule_states
 from jaxgpt.train.step import TrainState, apply_gradients, check_names, dropout_key, gradient_sums, mean_gradients
 from jaxgpt.trainer.metrics import HOST_METRICS
 from jaxgpt.trainer.states import Abstract, shardings_of

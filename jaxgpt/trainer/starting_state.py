@@ -10,7 +10,7 @@ from jaxgpt.checkpoint import store
 from jaxgpt.checkpoint.info import Info, find_damage
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.errors import UserError
-from jaxgpt.train.optimizer import restart_schedules
+from jaxgpt.train.schedule import restart_schedules
 from jaxgpt.train.skip import init_statistics
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program

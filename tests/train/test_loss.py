@@ -19,7 +19,8 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import use_mesh
-from jaxgpt.train.loss import RowSums, chunked, cross_entropy, next_token_loss, token_losses
+from jaxgpt.train.at_positions import chunked
+from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, token_losses
 
 B, T = 4, 10
 
@@ -40,6 +41,19 @@ def test_losses_of_bfloat16_logits_are_float32() -> None:
     found = cross_entropy(logits_BTV, targets_BT)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, cross_entropy(logits_BTV.astype(jnp.float32), targets_BT))
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_side_outputs_are_ignored_without_penalties(chunk: int) -> None:
+    model, params = make(small("experts", n_layer=1))
+    windows = packed(model.config)
+
+    def names(penalties: dict[str, float] | None) -> set[str]:
+        objective = next_token_loss(model.apply, chunk, penalties)
+        return set(jax.eval_shape(objective, params, windows, None).others)
+
+    assert names(None) == set()
+    assert "balance_loss" in names({})
 
 
 @pytest.mark.parametrize(

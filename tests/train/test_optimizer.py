@@ -20,7 +20,8 @@ from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.parallel.rules import use_mesh
 from jaxgpt.train.muon import orthogonal
-from jaxgpt.train.optimizer import decay_mask, make_optimizer, muon_labels, schedule
+from jaxgpt.train.optimizer import decay_mask, make_optimizer, muon_labels
+from jaxgpt.train.schedule import schedule
 
 
 def config(model: ModelConfig | None = None, **optim: Any) -> Config:

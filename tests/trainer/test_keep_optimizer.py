@@ -21,7 +21,8 @@ from jaxgpt.cli.weights_settings import SIZES, with_weights
 from jaxgpt.config import Config, LoraConfig, OptimConfig
 from jaxgpt.errors import UserError
 from jaxgpt.lm import load
-from jaxgpt.train.optimizer import make_optimizer, restart_schedules, schedule, schedule_states
+from jaxgpt.train.optimizer import make_optimizer
+from jaxgpt.train.schedule import restart_schedules, schedule, schedule_states
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.loop import train
