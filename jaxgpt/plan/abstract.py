@@ -18,7 +18,6 @@ from jaxgpt.plan.kernel import traceable
 from jaxgpt.plan.one_device import token_flops
 from jaxgpt.plan.shards import shard_bytes
 from jaxgpt.plan.work import NEXT_TOKEN, Work
-from jaxgpt.trainer.build import make_program
 from jaxgpt.trainer.program import Program
 
 TPU = Target("tpu")
@@ -36,17 +35,10 @@ def abstract_program(config: Config, target: Target = TPU, work: Work = NEXT_TOK
     """
     if layers:
         config = config.with_model(n_layer=layers)
-    mesh: Any = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
+    mesh = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
     ops = best(config, target)
     ops = ops._replace(attend=traceable(ops.attend))
-    return make_program(
-        config,
-        mesh,
-        ops=ops,
-        objective_of=work.for_model(),
-        frozen=work.any_frozen(config),
-        frozen_model=work.frozen_model,
-    )
+    return work.program(config, mesh, ops=ops)
 
 
 def batch_of(program: Program, work: Work = NEXT_TOKEN) -> Any:

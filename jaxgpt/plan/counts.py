@@ -51,15 +51,15 @@ class Counts(NamedTuple):
 
 def extrapolated_counts(config: Config, target: Target, work: Work) -> Counts:
     """Return the costs of a run with all layers, extrapolated from one and two layers of each of its models."""
-    short = work.with_frozen_layers(1)
+    short = work.with_teacher_layers(1)
     one = counts_of(config, target, short, 1)
     two = counts_of(config, target, short, 2)
     counts = jax.tree.map(partial(extrapolated, layers=config.model.n_layer), one, two)
-    if work.frozen_model is None:
+    if work.teacher is None:
         return counts
 
-    longer = counts_of(config, target, work.with_frozen_layers(2), 1)
-    other_layers = work.frozen_model.n_layer - 1
+    longer = counts_of(config, target, work.with_teacher_layers(2), 1)
+    other_layers = work.teacher.n_layer - 1
     return jax.tree.map(lambda total, a, b: total + other_layers * (b - a), counts, one, longer)
 
 
@@ -81,7 +81,7 @@ def counts_of(config: Config, target: Target, work: Work, layers: int) -> Counts
 
     flops = step_flops(program, work)
     reference_weights = 0.0
-    if work.frozen:
+    if work.frozen_model(config) is not None:
         reference_weights = gathered_elements(of_objective(program.abstract.frozen), program.mesh)
     gradients = shard_bytes(program.abstract.state.params)
     return Counts(

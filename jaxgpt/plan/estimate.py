@@ -97,7 +97,7 @@ def _activation_bytes(config: Config, topology: Topology, work: Work, counts: Co
     """Estimate the bytes of activations at the peak of memory use: residuals, temporary arrays, and received keys."""
     # Experts hold the pairs of all devices along their axis (`kernels.experts`).
     other_pairs = (_growth_of_pairs(config, topology.target, work) - 1) * counts.saved_pairs
-    temporary = _peak_bytes(config, topology, work.with_frozen_layers(1))
+    temporary = _peak_bytes(config, topology, work.with_teacher_layers(1))
     return counts.saved + other_pairs + temporary + key_bytes(config, topology.target)
 
 
@@ -162,7 +162,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: Counts)
         keys=key_elements(config) * work.windows,
         key_exchange=key_exchange(config, topology.target),
         logit_chunks=_logit_chunks(config),
-        reference=(work.frozen_model or config.model) if work.frozen else None,
+        reference=work.frozen_model(config),
         reference_weights=counts.reference_weights,
     )
     return merged(implied(sizes))

@@ -52,7 +52,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     # A forward pass has a third of the FLOPs of training. The model scores the checked answers, a reference all answers; a
     # teacher is part of the step instead.
     scored_rows = answers.checked / ways
-    if work.frozen and work.frozen_model is None:
+    if work.reference:
         scored_rows += rows
     scored = scored_rows * config.window
     decoding = rows * decode_steps * token_flops(config, decode_steps) / 3

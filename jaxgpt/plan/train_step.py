@@ -20,7 +20,6 @@ from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.topology import Topology
 from jaxgpt.plan.work import NEXT_TOKEN, Work
 from jaxgpt.train.loss import Objective
-from jaxgpt.trainer.build import make_program
 
 
 def compile_step(
@@ -52,17 +51,14 @@ def compile_step(
     Raises:
         UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
-    program = make_program(
+    program = work.program(
         config,
         make_mesh(config.mesh, devices_of(topology)),
+        model=model,
         ops=ops,
         rules=change_rules(rules or {}),
-        model=model,
         optimizer=optimizer,
         objective=objective,
-        objective_of=work.for_model(),
-        frozen=work.any_frozen(config),
-        frozen_model=work.frozen_model,
     )
     arguments = argument_bytes(program, work)
     batch = batch_of(program, work)

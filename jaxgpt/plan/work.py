@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.plan.one_device import model_of_one_device
 from jaxgpt.train.adapters import FrozenParts
 from jaxgpt.train.loss import Objective
+from jaxgpt.trainer.build import make_program
+from jaxgpt.trainer.program import Program
 
 
 class Answers(NamedTuple):
@@ -28,52 +34,66 @@ class Work(NamedTuple):
     Plans are cached by the value of these fields, or by the identity of functions.
 
     Attributes:
-        objective_of: function from the model and `frozen_model` to the objective; None: the next token.
+        objective_of: function from the model and `teacher` to the objective; None: the next token.
         rows: function that returns a batch with zero rows, for its shapes and dtypes (`parallel.rows.row_spec`); None: windows.
         windows: number of windows in a row.
-        frozen: whether the objective reads a frozen copy of the weights, or weights of `frozen_model`.
-        frozen_model: architecture of the frozen weights, such as a teacher's; None: the architecture of the model.
+        reference: whether the objective reads a frozen copy of the model's weights.
+        teacher: architecture of the frozen weights of a teacher that the objective reads; None: no teacher.
         answers: the answers that the model generates for a batch; None: no answers.
     """
 
     objective_of: Callable[[GPT, ModelConfig | None], Objective] | None = None
     rows: Callable[[], Any] | None = None
     windows: int = 1
-    frozen: bool = False
-    frozen_model: ModelConfig | None = None
+    reference: bool = False
+    teacher: ModelConfig | None = None
     answers: Answers | None = None
 
-    def for_model(self) -> Callable[[GPT], Objective] | None:
-        """Return the argument `objective_of` of `make_program`; None: the next token."""
-        objective_of = self.objective_of
-        if objective_of is None:
-            return None
-        return lambda model: objective_of(model, self.frozen_model)
+    def frozen_model(self, config: Config) -> ModelConfig | None:
+        """Return the architecture of the frozen weights that the objective reads; None: no such weights."""
+        return config.model if self.reference else self.teacher
 
-    def any_frozen(self, config: Config) -> Any:
+    def program(self, config: Config, mesh: Any, model: GPT | None = None, **parts: Any) -> Program:
+        """Make the program of a step on absent devices, with shapes instead of frozen arrays.
+
+        Args:
+            config: settings of the step.
+            mesh: the absent devices: a `Mesh` or, for estimates, an `AbstractMesh`.
+            model: module to train instead of `GPT(config.model, ...)`.
+            **parts: other arguments of `trainer.build.make_program`.
+        """
+        objective_of = self.objective_of
+        return make_program(
+            config,
+            mesh,
+            model=model,
+            objective_of=None if objective_of is None else lambda decoder: objective_of(decoder, self.teacher),
+            frozen=self._frozen_shapes(config, model),
+            **parts,
+        )
+
+    def _frozen_shapes(self, config: Config, model: GPT | None) -> Any:
         """Return the argument `frozen` of `make_program`; None: nothing is frozen, or only the base of adapters."""
-        if not self.frozen:
+        architecture = self.frozen_model(config)
+        if architecture is None:
             return None
-        return FrozenParts(None, unread_weights) if config.lora.rank else unread_weights
+        decoder = GPT(architecture)
+        if self.reference and model is not None:
+            decoder = model
+        shapes = jax.eval_shape(partial(boxed_params, decoder, 0))
+        return FrozenParts(base=None, of_objective=shapes) if config.lora.rank else shapes
 
     def on_one_device(self, config: Config) -> Work:
-        """Return the work of one device, with its share of `frozen_model`; see `one_device`."""
-        if self.frozen_model is None:
+        """Return the work of one device, with its share of the teacher; see `one_device`."""
+        if self.teacher is None:
             return self
-        return self._replace(frozen_model=model_of_one_device(self.frozen_model, config.mesh))
+        return self._replace(teacher=model_of_one_device(self.teacher, config.mesh))
 
-    def with_frozen_layers(self, layers: int) -> Work:
-        """Return the work with a different number of layers of `frozen_model`, if there is one."""
-        if self.frozen_model is None:
+    def with_teacher_layers(self, layers: int) -> Work:
+        """Return the work with a different number of layers of the teacher, if there is one."""
+        if self.teacher is None:
             return self
-        return self._replace(frozen_model=replace(self.frozen_model, n_layer=layers))
-
-
-def unread_weights(place: Any) -> None:
-    """Stand in for a function that reads frozen weights: a program on absent devices needs only their shapes.
-
-    If `frozen` is a function, `make_program` takes the shapes of the model's weights, and does not call the function.
-    """
+        return self._replace(teacher=replace(self.teacher, n_layer=layers))
 
 
 NEXT_TOKEN = Work()

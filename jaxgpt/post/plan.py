@@ -1,4 +1,4 @@
-"""The objective of a run for a plan: its function, the shapes of its batches, its answers."""
+"""The work of a run's objective, for a plan: its function, the shapes of its batches, its teacher and its answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rows:
 
 
 def work_of(config: Config) -> tuple[Config, Work]:
-    """Return the config of a plan, and the objective of its steps.
+    """Return the config of a plan, and the work of its steps.
 
     The config has no objective and takes one step per call, because a plan changes the number of rows, which the checks of an
     objective could reject. With adapters, their frozen base is a part of every program, and it is the reference of preferences
@@ -54,26 +54,30 @@ def work_of(config: Config) -> tuple[Config, Work]:
     post = config.post
     if post.objective == "next-token":
         return config, NEXT_TOKEN
-    teacher = teacher_of(config) if post.is_distillation else None
-    answers = None
-    if post.is_rollout:
-        answers = Answers(
-            rows=config.rollout_answers,
-            tokens=post.max_new_tokens,
-            steps=config.train.steps_per_call,
-            checked=checked_answers(config),
-        )
+
+    # With adapters, the reference is their base. A reference that is computed once is not part of the step.
+    is_base = config.lora.rank > 0
+    reads_copy = not (post.is_distillation or is_base or config.computes_reference_once)
     work = Work(
         objective_of=PlannedObjective(config),
         rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
-        frozen=post.is_distillation
-        or (post.has_reference and not config.lora.rank and not config.computes_reference_once),
-        frozen_model=teacher,
-        answers=answers,
+        reference=post.has_reference and reads_copy,
+        teacher=teacher_of(config) if post.is_distillation else None,
+        answers=_answers(config) if post.is_rollout else None,
     )
     train = replace(config.train, steps_per_call=1)
     return replace(config, post=PostConfig(), train=train), work
+
+
+def _answers(config: Config) -> Answers:
+    """Return the answers of a rollout of a run."""
+    return Answers(
+        rows=config.rollout_answers,
+        tokens=config.post.max_new_tokens,
+        steps=config.train.steps_per_call,
+        checked=checked_answers(config),
+    )
 
 
 def teacher_of(config: Config) -> ModelConfig:

@@ -1,7 +1,7 @@
 """The argument `frozen` of `build`: its shapes, then its arrays on the devices.
 
 It has four forms: a tree of arrays; a function from a `Place` to weights; `FrozenParts` of two of these; and None, which means
-random weights if the run trains adapters, the shapes of `frozen_model` in a plan, and otherwise no arrays.
+random weights if the run trains adapters, and otherwise no arrays.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from jaxgpt.trainer.states import Fresh, compute, put_stacked, stacked
 def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
     """Return the shapes of frozen arrays, with stacked layers if training stacks them.
 
-    The shapes of a `frozen_model` are in linen's boxes, which hold logical axes.
-    Without frozen arrays, adapters have random weights as their base. Arguments as for `make_program`, with the shapes of the
-    result of `fresh`.
+    The shapes of a `frozen_model` are in linen's boxes, which hold logical axes. Arguments as for `make_program`, with the
+    shapes of the result of `fresh`.
     """
     if isinstance(frozen, FrozenParts):
         base = frozen_shapes(config, shapes, frozen.base, None)
         other = frozen_shapes(config, shapes, frozen.of_objective, frozen_model)
         return FrozenParts(base, other)
-    if frozen is not None and not callable(frozen):
+    if frozen is None:
+        return nn.unbox(shapes.weights) if config.lora.rank else ()
+    if not callable(frozen):
         return jax.eval_shape(partial(stacked, config), frozen)
-    if frozen_model is not None:
-        return jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
-    if config.lora.rank or callable(frozen):
+    if frozen_model is None:
         return nn.unbox(shapes.weights)
-    return ()
+    return jax.eval_shape(lambda: stacked(config, boxed_params(GPT(frozen_model), 0)))
 
 
 def frozen_arrays(program: Program, frozen: Any, like: Any) -> Any:

@@ -124,8 +124,8 @@ def test_a_teacher_is_held_and_computes_a_forward_pass(teacher: None) -> None:
 
 def test_layers_of_a_teacher_are_extrapolated(teacher: None) -> None:
     run, work = work_of(distilled())
-    assert work.frozen_model is not None
-    deep = work.with_frozen_layers(5)
+    assert work.teacher is not None
+    deep = work.with_teacher_layers(5)
     traced = trace(one_device(run), V5E.target, deep.on_one_device(run), run.model.n_layer)
     assert estimate(run, V5E, deep).computed_flops == pytest.approx(traced.flops, rel=1e-6)
 
