@@ -68,8 +68,3 @@ class MicrobatchLogP:
 def reference_log_p(apply_fn: Callable[..., Any], chunk: int, weights: Any, windows_B2T3: jax.Array) -> jax.Array:
     """Compute the log probabilities of both answers of each pair, float32 `[B, 2]`; arguments as for `pair_log_p`."""
     return pair_log_p(apply_fn, weights, windows_B2T3, chunk=chunk).log_p_B2
-
-
-def microbatches_of(starts: np.ndarray, rows: int) -> list[np.ndarray]:
-    """Divide starts into microbatches of `rows`; the last one may be smaller."""
-    return [starts[first : first + rows] for first in range(0, len(starts), rows)]

@@ -1,4 +1,8 @@
-"""Runs that compute the log probabilities of their reference before training, which then needs no reference."""
+"""Runs that compute the log probabilities of their reference before training, which then needs no reference.
+
+Three parts of the training job cooperate, in this order: `BuildBesideReference` reads the reference, `ReferencedFeeds` computes
+the log probabilities of all pairs and deletes the reference, and `ReferencedLoss` evaluates the held-out pairs.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ import numpy as np
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import Config
-from jaxgpt.data import Batches, Data, Split, Windows
+from jaxgpt.data import Data, Windows
 from jaxgpt.parallel.rows import row_spec
-from jaxgpt.post.reference import MicrobatchLogP, microbatches_of
+from jaxgpt.post.reference import MicrobatchLogP
 from jaxgpt.post.referenced_pairs import ReferencedPairs, without_log_p
+from jaxgpt.post.used_pairs import held_out_starts, microbatches_of, used_microbatches
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import evaluate
@@ -21,6 +26,35 @@ from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
 from jaxgpt.trainer.mean_loss import Evaluation
 from jaxgpt.trainer.program import Program
+
+
+class BuildBesideReference:
+    """The build of a run: the reference is read onto the devices, but is not part of the program.
+
+    With adapters, the reference is their base, which is part of the program and stays in memory during training.
+
+    Args:
+        build: function from a config to a program, `post.start.build_program`.
+
+    Attributes:
+        reference: weights of the reference, after a call; None: no call yet, or deleted.
+    """
+
+    def __init__(self, build: Callable[..., Program]) -> None:
+        self._build = build
+        self.reference: Any = None
+
+    def __call__(self, config: Config, frozen: Any = None, **parts: Any) -> Program:
+        """Build the program of a config, and read the reference; arguments as for `trainer.build.build`."""
+        if config.lora.rank:
+            program = self._build(config, frozen=frozen, **parts)
+            self.reference = program.reference
+            return program
+
+        program = self._build(config, **parts)
+        arrays = frozen(program.place) if callable(frozen) else frozen
+        self.reference = program.put_params(arrays)
+        return program
 
 
 class PairFeed(DataFeed):
@@ -41,42 +75,27 @@ class PairFeed(DataFeed):
         return [replace(self.batches.at(step), split=self.pairs) for step in steps]
 
 
-class ReferenceOnce(FeedOfSettings):
-    """The build, feed and evaluator of a run that computes the log probabilities of its reference before training.
+class ReferencedFeeds(FeedOfSettings):
+    """A function that makes the feed of a run (`Start.feed`): it computes the log probabilities of the pairs of the run.
 
-    `build` reads the reference onto the devices. The object itself is the feed (`Start.feed`): a call computes the log
-    probabilities of the pairs that the run uses, before the state of the run exists, and deletes the reference. With
-    adapters, the reference is their base, which training keeps.
+    A call computes them before the state of the run exists, and then deletes the reference.
 
     Pairs are computed in microbatches, in the order of their first use in the run (`used_microbatches`). If the
     microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next
     microbatch, and a resumed run computes all microbatches again.
 
     Args:
-        build: function from a config to a program, `post.start.build_program`.
+        build: the build of the run, which holds the reference.
         progress: called with the number of computed pairs and the total.
 
     Attributes:
         val: held-out pairs, after a call without an interruption.
     """
 
-    def __init__(self, build: Callable[..., Program], progress: Progress = NO_PROGRESS) -> None:
+    def __init__(self, build: BuildBesideReference, progress: Progress = NO_PROGRESS) -> None:
         self._build = build
         self._progress = progress
-        self._reference: Any = None
         self.val: ReferencedPairs | None = None
-
-    def build(self, config: Config, frozen: Any = None, **parts: Any) -> Program:
-        """Build the program of a config, and read the reference; arguments as for `trainer.build.build`."""
-        if config.lora.rank:
-            program = self._build(config, frozen=frozen, **parts)
-            self._reference = program.reference
-            return program
-
-        program = self._build(config, **parts)
-        arrays = frozen(program.place) if callable(frozen) else frozen
-        self._reference = program.put_params(arrays)
-        return program
 
     def __call__(self, program: Program, data: Data, last: Info | None) -> Feed:
         """Compute the log probabilities of the pairs of a run, and return its batches."""
@@ -86,13 +105,13 @@ class ReferenceOnce(FeedOfSettings):
         val = microbatches_of(held_out_starts(data.val, program.config), rows)
 
         total = sum(map(len, [*train, *val]))
-        log_p = MicrobatchLogP(program, self._reference, total, self._progress)
+        log_p = MicrobatchLogP(program, self._build.reference, total, self._progress)
         feed.pairs = log_p.compute(data.train, train)
         self.val = None
         if feed.pairs is not None:
             self.val = log_p.compute(data.val, val)
         feed.interrupted = self.val is None
-        self._reference = None
+        self._build.reference = None
         return feed
 
 
@@ -100,12 +119,12 @@ class ReferenceOnce(FeedOfSettings):
 class ReferencedLoss:
     """The evaluator of a run that computes its reference once: like `ValidationLoss`, but on the held-out pairs of the feed."""
 
-    once: ReferenceOnce
+    feeds: ReferencedFeeds
     ranks_by: ClassVar[str] = "loss"
 
     def __call__(self, program: Program, params: Any, watch: Watch) -> Evaluation | None:
         """Compute the loss."""
-        pairs = self.once.val
+        pairs = self.feeds.val
         if pairs is None:  # interrupted
             return None
         result = evaluate(program, params, pairs, watch)
@@ -113,40 +132,3 @@ class ReferencedLoss:
             return result
         # The windows of the pairs identify the rows, regardless of the reference.
         return result._replace(rows=replace(result.rows, split=pairs.pairs))
-
-
-def held_out_starts(val: Split, config: Config) -> np.ndarray:
-    """Return the starts of the rows of an evaluation of all held-out pairs, int64."""
-    return np.asarray(val.eval_starts(config.window, max(config.data.stride, config.window)))
-
-
-def used_microbatches(batches: Batches, config: Config, last: Info | None, rows: int) -> list[np.ndarray]:
-    """Return the starts of the rows of training, in microbatches of `rows`.
-
-    The microbatches have the pairs in the order of their first use since step 0, so that a resumed run has the same
-    microbatches. If the run has changed its batch size, or its mixtures follow a schedule (`@TOKENS`), the order begins at
-    the checkpoint. Microbatches that no step after the checkpoint uses are omitted.
-
-    Args:
-        batches: batches of the run.
-        config: settings of the run.
-        last: the checkpoint to continue from; None: a new run.
-        rows: number of pairs of a microbatch.
-    """
-    step = last.step if last else 0
-    end = config.train.steps
-    has_changed = batches.first != 0 or len(config.data.phases) > 1
-    order = first_uses(batches, range(step if has_changed else 0, end))
-    later = first_uses(batches, range(step, end))
-    return [starts for starts in microbatches_of(order, rows) if np.isin(starts, later).any()]
-
-
-def first_uses(batches: Batches, steps: range) -> np.ndarray:
-    """Return the starts of the rows of these steps, int64, in the order of their first use."""
-    every = batches.split.window_count(batches.block_size)
-    starts: dict[int, None] = {}
-    for step in steps:
-        starts.update(dict.fromkeys(batches.at(step).starts_B.tolist()))
-        if len(starts) == every:
-            break
-    return np.array([*starts], np.int64)

@@ -15,7 +15,7 @@ from jaxgpt.post.frozen_reference import reference_path
 from jaxgpt.post.held_out import HeldOutReward
 from jaxgpt.post.objective import objective_of
 from jaxgpt.post.on_policy import HeldOutDivergence
-from jaxgpt.post.reference_once import ReferencedLoss, ReferenceOnce
+from jaxgpt.post.reference_once import BuildBesideReference, ReferencedFeeds, ReferencedLoss
 from jaxgpt.post.reward_names import Reward, check_file
 from jaxgpt.post.rewards import open_rewards
 from jaxgpt.post.rollouts import Rollouts
@@ -53,7 +53,7 @@ def with_objective(
         start: a training job with default parts.
         named: rewards that the user has named on the command line, as in `post.reward`.
         note: called with a line before the user's own code is run.
-        progress: called during the work before the first step, as in `ReferenceOnce`.
+        progress: called during the work before the first step, as in `ReferencedFeeds`.
 
     Raises:
         UserError: if the reward or the reference cannot be opened.
@@ -73,8 +73,9 @@ def with_objective(
 
     # Program, batches and evaluation; by default, batches of the data and their loss.
     if config.computes_reference_once:
-        once = ReferenceOnce(build_program, progress)
-        return start._replace(build=once.build, feed=once, evaluators=(ReferencedLoss(once),))
+        beside_reference = BuildBesideReference(build_program)
+        feeds = ReferencedFeeds(beside_reference, progress)
+        return start._replace(build=beside_reference, feed=feeds, evaluators=(ReferencedLoss(feeds),))
     start = start._replace(build=partial(build_program, teacher=teacher))
     if post.has_rewards:
         reward = named_reward(post, named, note)

@@ -28,9 +28,10 @@ from jaxgpt.errors import UNFINISHED
 from jaxgpt.model import GPT
 from jaxgpt.post.preference import preference_objective
 from jaxgpt.post.reference import reference_log_p
-from jaxgpt.post.reference_once import ReferenceOnce, first_uses
+from jaxgpt.post.reference_once import BuildBesideReference, ReferencedFeeds
 from jaxgpt.post.referenced_pairs import ReferencedPairs
 from jaxgpt.post.start import build_program
+from jaxgpt.post.used_pairs import first_uses
 from jaxgpt.trainer.events import StageProgress
 from jaxgpt.trainer.metrics import read_metrics
 
@@ -161,11 +162,11 @@ def test_training_holds_no_copy_of_the_reference() -> None:
     config = small_config()
     lm = load("base")
     data = open_data(config, lm.tokenizer)
-    once = ReferenceOnce(build_program)
-    program = once.build(config, frozen=lm.params)
+    build = BuildBesideReference(build_program)
+    program = build(config, frozen=lm.params)
     assert program.frozen == ()
-    feed = once(program, data, None)
-    assert once._reference is None
+    feed = ReferencedFeeds(build)(program, data, None)
+    assert build.reference is None
     [_, batch] = feed.at(range(2))
     windows_B2T3 = batch[:]["windows"]
     expected_B2 = jax.jit(lambda *args: reference_log_p(GPT(config.model).apply, 0, *args))(lm.params, windows_B2T3)
