@@ -118,7 +118,7 @@ def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
 
 def _print_meshes(case: Case, json: bool) -> int:
     """Print the meshes of a topology, sorted by time, the meshes that fit first; return the exit code."""
-    from jaxgpt.plan.choices import meshes
+    from jaxgpt.plan.meshes import meshes
 
     with progress("estimating all meshes") as activity:
         choices = meshes(case.config, case.topology, case.work, activity)

@@ -10,8 +10,8 @@ from jaxgpt.cli.output import progress
 from jaxgpt.cli.plan_case import Case
 
 if TYPE_CHECKING:
-    from jaxgpt.plan.choices import Suggestion
     from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.fitting import Suggestion
 
 
 class Plan(NamedTuple):
@@ -93,7 +93,7 @@ class Advice(NamedTuple):
 
 def find_advice(case: Case) -> Advice:
     """Find options to reduce the memory of a run, and a larger slice if no option suffices."""
-    from jaxgpt.plan.choices import suggestions
+    from jaxgpt.plan.fitting import suggestions
 
     hints = suggestions(case.config, case.topology, case.work)
     is_enough = any(hint.total <= case.topology.chip.hbm for hint in hints)
@@ -102,7 +102,7 @@ def find_advice(case: Case) -> Advice:
 
 def larger_slice(case: Case) -> str:
     """Describe the smallest slice with enough memory for a run, if no option makes the run fit on its own slice."""
-    from jaxgpt.plan.choices import smallest_slice
+    from jaxgpt.plan.fitting import smallest_slice
 
     found = smallest_slice(case.config, case.topology, case.work)
     if found is None:

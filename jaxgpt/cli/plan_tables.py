@@ -12,9 +12,9 @@ from jaxgpt.progress import duration
 if TYPE_CHECKING:
     from jaxgpt.cli.plan_case import Case
     from jaxgpt.parallel.chips import Chip
-    from jaxgpt.plan.choices import MeshChoice
     from jaxgpt.plan.collectives import Collective
     from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.meshes import MeshChoice
     from jaxgpt.plan.topology import Topology
 
 GIB = 2**30

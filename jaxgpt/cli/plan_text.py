@@ -12,8 +12,8 @@ from jaxgpt.cli.plan_parts import Advice, Plan
 from jaxgpt.cli.plan_tables import GIB, MESH_TITLES, head, mesh_row, rollout_title, table
 
 if TYPE_CHECKING:
-    from jaxgpt.plan.choices import MeshChoice
     from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.meshes import MeshChoice
 
 OF_ONE_MESH = ("mesh", "note")  # labels of `head` that a table of all meshes omits
 

@@ -21,7 +21,8 @@ def attention_of(config: Config, topology: Topology) -> str:
         UserError: if `train.attention` selects a kernel that cannot run there.
     """
     chosen = choose_attention(config, topology.target)
-    kernel = _kernel_name(chosen.attend, [*KERNELS.values(), *CONTEXT_KERNELS.items()])
+    named = [*KERNELS.values(), *CONTEXT_KERNELS.items()]  # pairs of name and function
+    kernel = _kernel_name(chosen.attend, named)
     if kernel:
         return f"{kernel}, without stored T x T scores"
     return chosen.note or "xla, with all T x T scores in memory"

@@ -1,16 +1,10 @@
-"""Collectives of a compiled program: kind, bytes, devices and number of executions, read from its HLO text."""
+"""Collectives of a step: kind, bytes, devices and number of executions of each, and their sums."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from jaxgpt.plan.device_groups import axes_of, group_of
-from jaxgpt.plan.executions import count_executions
-from jaxgpt.plan.hlo import Computation, Instruction, array_bytes, read_computations, root_of
-from jaxgpt.plan.source_paths import site_of
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -47,111 +41,41 @@ class Collective(NamedTuple):
         return self.bytes * ways.get(self.kind, (g - 1) / g)
 
 
-class ProgramText(NamedTuple):
-    """Facts that the text of a compiled program shows.
-
-    Attributes:
-        collectives: the collectives of the program.
-        has_loops: whether the program has loops.
-    """
-
-    collectives: list[Collective]
-    has_loops: bool
-
-
-def read_program(text: str, mesh: Mapping[str, int] | None = None) -> ProgramText:
-    """Return the collectives of a compiled program, and whether the program has loops.
-
-    A collective that the compiler split into start and done counts once. Fusions with parts of one collective also count
-    once: they share a channel, a result and a place in the source. Every other instruction counts. The channel alone does
-    not identify a collective: all collectives in `jax.shard_map` have channel 1. A collective that the compiler replaced with
-    a ring of permutes counts as permutes.
-
-    Args:
-        text: HLO text.
-        mesh: size of each axis of the mesh, in the order of the devices, to name the axes of each collective.
-
-    Raises:
-        ValueError: if a device group has an unknown syntax.
-    """
-    computations, entry = read_computations(text)
-    header, _, _ = text.partition("\n")
-    devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", header)))
-
-    executions = count_executions(computations, entry)
-    called = [computations.get(name, {}).values() for name in executions]
-    instructions = [each for body in called for each in body]
-    has_loops = any(each.opcode == "while" for each in instructions)
-    fused = {name for each in instructions if each.opcode == "fusion" for name in each.called}
-
-    collectives: dict[tuple[str, ...], Collective] = {}
-    for name, n in executions.items():
-        body = computations.get(name, {})
-        for instruction in body.values():
-            collective = _collective(instruction, name, body, devices, mesh or {})
-            if collective is None:
-                continue
-            key: tuple[str, ...] = (name, instruction.name)
-            channel = instruction.find(r"channel_id=(\d+)")
-            if name in fused and channel:
-                key = (collective.kind, channel, str(collective.bytes), instruction.path)
-            collectives.setdefault(key, collective._replace(times=n))
-    return ProgramText(collectives=list(collectives.values()), has_loops=has_loops)
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Join the collectives of one kind, group, axes and site, and sort by bytes sent; the joined bytes are the mean."""
+    found: dict[tuple[object, ...], Collective] = {}
+    for one in collectives:
+        key = (one.kind, one.group, one.axes, one.site, one.between_slices)
+        old = found.get(key)
+        if old is None:
+            found[key] = one
+            continue
+        times = old.times + one.times
+        mean = (old.bytes * old.times + one.bytes * one.times) / times
+        found[key] = one._replace(times=times, bytes=mean)
+    return tuple(sorted(found.values(), key=lambda one: -one.sent * one.times))
 
 
-def _between_slices(send: Instruction) -> Collective | None:
-    """Return the collective between TPU slices (MegaScale) that sends arrays from each device to its host, or None."""
-    transfer = send.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')
-    if not transfer:
-        return None
-    return Collective(
-        kind=transfer.lower().replace("_", "-"),
-        bytes=array_bytes(send.shape)[0],
-        group=_count_numbers(send.find(r'_xla_megascale_target="\{([^}]*)\}')),
-        between_slices=True,
-        axes=("data",),
-        site=site_of(send.path),
-    )
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind in one step, per device."""
+
+    count: int = 0
+    bytes: float = 0.0  # bytes of the results
+    sent: float = 0.0  # bytes to devices of the same slice
+    sent_between_slices: float = 0.0  # bytes to other slices
 
 
-def _count_numbers(text: str) -> int:
-    """Count the numbers in a list of numbers and ranges: 4 for `1:4`, and 3 for `0,2:3`."""
-    count = 0
-    for part in text.split(","):
-        first, _, last = part.partition(":")
-        count += int(last or first) - int(first) + 1
-    return count
-
-
-def _collective(
-    instruction: Instruction, computation: str, body: Computation, devices: int, mesh: Mapping[str, int]
-) -> Collective | None:
-    """Return the collective that an instruction executes or starts, or None."""
-    opcode = instruction.opcode
-    if opcode == "send":
-        return _between_slices(instruction)
-    kind = opcode.removesuffix("-start")
-    if kind not in COLLECTIVES:
-        return None
-
-    # The result of some start instructions also contains the operands and counters: keep only the results.
-    sizes = array_bytes(instruction.shape)
-    if opcode == "collective-permute-start":
-        # GPUs send several arrays in one instruction.
-        arrays = len(instruction.operands) if instruction.shape.startswith("((") else 1
-        sizes = sizes[arrays : 2 * arrays]
-    elif opcode == "all-gather-start" or (opcode.endswith("-start") and instruction.shape.startswith("((")):
-        sizes = sizes[len(sizes) // 2 :]
-    # A TPU's fusion of all-reduce and slice is a reduce-scatter.
-    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"
-        root = root_of(body)
-        assert root is not None
-        sizes = array_bytes(root.shape)
-
-    group = group_of(instruction.rest, devices)
-    axes = axes_of(instruction.rest, group, mesh) if mesh else ()
-    site = site_of(instruction.path)
-    if len(sizes) > 1 and site:  # one instruction for the arrays of several places
-        site = f"{site} and {len(sizes) - 1} more"
-    return Collective(kind, sum(sizes), len(group), axes=axes, site=site)
+def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:
+    """Sum the collectives of each kind."""
+    traffic: dict[str, Traffic] = {}
+    for one in collectives:
+        old = traffic.get(one.kind, Traffic())
+        sent = one.sent * one.times
+        traffic[one.kind] = Traffic(
+            count=old.count + one.times,
+            bytes=old.bytes + one.bytes * one.times,
+            sent=old.sent + (0.0 if one.between_slices else sent),
+            sent_between_slices=old.sent_between_slices + (sent if one.between_slices else 0.0),
+        )
+    return traffic

@@ -14,8 +14,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.out_of_memory import is_out_of_device_memory
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.plan.abstract import StepFlops
-from jaxgpt.plan.collectives import read_program
-from jaxgpt.plan.cost import StepCost, merged
+from jaxgpt.plan.collectives import merged
+from jaxgpt.plan.cost import StepCost
+from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.failures import explain_failure
 from jaxgpt.trainer.program import Program

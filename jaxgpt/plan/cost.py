@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from jaxgpt.parallel.chips import Chip
-from jaxgpt.plan.collectives import Collective
+from jaxgpt.plan.collectives import Collective, Traffic, traffic_by_kind
 
 # The resources of a step: FLOPs, and bytes of device memory, of the links within a slice, and of the network between slices.
 Resource = Literal["compute", "memory", "links", "network"]
@@ -22,16 +21,6 @@ class Bounds(TypedDict):
     mfu_serial: float
     seconds_least: NotRequired[float]  # lower bound on the time of a step; absent: unknown
     mfu_most: NotRequired[float]  # upper bound on the MFU of a step
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Collectives of one kind in one step, per device."""
-
-    count: int = 0
-    bytes: float = 0.0  # bytes of the results
-    sent: float = 0.0  # bytes to devices of the same slice
-    sent_between_slices: float = 0.0  # bytes to other slices
 
 
 @dataclass(frozen=True)
@@ -165,33 +154,3 @@ def collective_json(one: Collective, chip: Chip) -> dict[str, Any]:
         "seconds": seconds.all_links,
         "seconds_one_dimension": seconds.one_dimension,
     }
-
-
-def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Join the collectives of one kind, group, axes and site, and sort by bytes sent; the joined bytes are the mean."""
-    found: dict[tuple[object, ...], Collective] = {}
-    for one in collectives:
-        key = (one.kind, one.group, one.axes, one.site, one.between_slices)
-        old = found.get(key)
-        if old is None:
-            found[key] = one
-            continue
-        times = old.times + one.times
-        mean = (old.bytes * old.times + one.bytes * one.times) / times
-        found[key] = one._replace(times=times, bytes=mean)
-    return tuple(sorted(found.values(), key=lambda one: -one.sent * one.times))
-
-
-def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:
-    """Sum the collectives of each kind."""
-    traffic: dict[str, Traffic] = {}
-    for one in collectives:
-        old = traffic.get(one.kind, Traffic())
-        sent = one.sent * one.times
-        traffic[one.kind] = Traffic(
-            count=old.count + one.times,
-            bytes=old.bytes + one.bytes * one.times,
-            sent=old.sent + (0.0 if one.between_slices else sent),
-            sent_between_slices=old.sent_between_slices + (sent if one.between_slices else 0.0),
-        )
-    return traffic

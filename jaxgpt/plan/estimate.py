@@ -12,8 +12,8 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import Target
 from jaxgpt.parallel.mesh import resolve
 from jaxgpt.plan.attention import key_bytes, key_elements, key_exchange
-from jaxgpt.plan.collectives import Collective
-from jaxgpt.plan.cost import StepCost, merged
+from jaxgpt.plan.collectives import Collective, merged
+from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.counts import Counts, counts_of, extrapolated_counts
 from jaxgpt.plan.exchanges import StepSizes, implied
 from jaxgpt.plan.microbatch import pair_rows, trace
@@ -61,10 +61,12 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     memory = {kind: memory[kind] for kind in KINDS if kind in memory}
 
     traffic = _memory_traffic(config, memory, counts)
+    flops = count * counts.flops
+
+    # Every program sends at least these bytes.
     collectives = _collectives(config, topology, work, counts)
     links = sum(each.sent * each.needed for each in collectives if not each.between_slices)
     network = sum(each.sent * each.needed for each in collectives if each.between_slices)
-    flops = count * counts.flops
     return StepCost(
         memory=memory,
         available=topology.chip.hbm,
@@ -79,7 +81,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
 
 
 def _memory_traffic(config: Config, memory: dict[str, float], counts: Counts) -> float:
-    """Return the bytes that a step reads from and writes to device memory; `memory`: bytes by kind."""
+    """Return the bytes that a step reads from and writes to device memory; `memory`: bytes of its arrays by kind."""
     # Per step, trained weights and optimizer state are read and written; frozen weights are only read.
     trained = memory["gradients"] + memory["optimizer"] + memory.get("average", 0.0)
     frozen = memory["parameters"] - memory["gradients"]
@@ -118,7 +120,7 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
     # the same time. On GPUs, this also holds without recomputation: loops over tiles write the gradients to new arrays.
     one = counts_of(config, target, work, 1)
     two = counts_of(config, target, work, 2)
-    outside = one.saved - (two.saved - one.saved)
+    saved_outside = one.saved - (two.saved - one.saved)
     growth = _growth_of_pairs(config, target, work)
     pairs_of_block = two.saved_pairs_without_remat - one.saved_pairs_without_remat
     of_block = 0.0
@@ -126,7 +128,7 @@ def _peak_bytes(config: Config, topology: Topology, work: Work) -> float:
         of_block = two.saved_without_remat - one.saved_without_remat + (2 * growth - 1) * pairs_of_block
     elif not topology.chip.tpu:
         of_block = growth * pairs_of_block
-    return max(logits, of_block - outside)
+    return max(logits, of_block - saved_outside)
 
 
 def _growth_of_pairs(config: Config, target: Target, work: Work) -> float:

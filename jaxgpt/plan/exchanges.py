@@ -150,12 +150,16 @@ def block_sums(step: StepSizes) -> Iterator[Collective]:
     """
     model = step.config.model
     times = model.n_layer * step.microbatches
-    of_attention = of_mlp = [step.width, step.width]
-    of_experts = [4, step.width]
-    widths = [*of_attention, *(of_experts if model.n_experts else of_mlp)]  # bytes per element of each sum
     avoidable = 0
+
+    # Bytes per element of each sum of a block, forward and backward.
+    widths = [step.width, step.width]  # attention
+    if model.n_experts:
+        widths += [4, step.width]
+    else:
+        widths += [step.width, step.width]
     if model.n_experts and model.shared_experts:
-        widths += of_mlp
+        widths += [step.width, step.width]
         avoidable = times  # a program may first add the gradients of the input of the experts and of this MLP
 
     for width in sorted(set(widths)):

@@ -40,8 +40,8 @@ CLOUD = {
     "v6e": CloudSlices("v6e", 1, _FLAT),
 }
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
-# Mapping from the specifications in a topology, such as
-# custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G, to fields of `Chip`.
+# Specifications of a chip in the text of a topology, such as
+# custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G, and the fields of `Chip` that they set.
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
 # Defaults of a custom chip: links, network and compute capability of an L4.
@@ -79,6 +79,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     Raises:
         UserError: if syntax, chip, slice or `slices` is invalid, a GPU grid exceeds a machine, or a TPU grid has partial hosts.
     """
+    # The chip.
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
     if name not in (*CHIPS, "custom"):
@@ -89,22 +90,33 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         raise UserError(
             f"topology {short_repr(text)} needs peak, hbm and bandwidth, as in custom:8,peak=312T,hbm=80G,bandwidth=2039G"
         )
+
+    # The grid and the slices.
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
         raise UserError(f"topology {short_repr(text)} has no valid grid; expected {_FORM}")
     if slices < 1:
         raise UserError(f"--slices must be at least 1, not {slices}")
+    topology = Topology(name, chip, tuple(map(int, grid.split("x"))), slices)
+    _check_grid(topology)
+    return topology
 
-    shape = tuple(map(int, grid.split("x")))
+
+def _check_grid(topology: Topology) -> None:
+    """Raise `UserError` if a GPU grid exceeds a machine, or a TPU grid has partial hosts."""
+    name = topology.name
+    chip = topology.chip
+    shape = topology.grid
+    grid = "x".join(map(str, shape))
     size = math.prod(shape)
     if chip.machine and size > chip.machine:
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
-        fix = f"--topology {name}:{part} --slices {slices * size // part}"
+        fix = f"--topology {name}:{part} --slices {topology.slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
+
     rows, columns = (*shape, 1)[:2]
     if chip.tpu and size > 1 and (rows % 2 or columns % 2):  # valid grids: a single chip, or complete hosts
         near = "x".join(map(str, (rows + rows % 2, columns + columns % 2, *shape[2:])))
         raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
-    return Topology(name, chip, shape, slices)
 
 
 def _numbers(text: str) -> dict[str, Any]:

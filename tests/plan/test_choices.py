@@ -12,10 +12,11 @@ from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import sizes_of
-from jaxgpt.plan.choices import meshes, smallest_slice
-from jaxgpt.plan.collectives import Collective
-from jaxgpt.plan.cost import collective_seconds, merged
+from jaxgpt.plan.collectives import Collective, merged
+from jaxgpt.plan.cost import collective_seconds
 from jaxgpt.plan.estimate import estimate, resolve_mesh
+from jaxgpt.plan.fitting import smallest_slice
+from jaxgpt.plan.meshes import meshes
 from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.plan.topology import CHIPS, larger_slices, parse_topology
 

@@ -17,12 +17,13 @@ from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.kernels import GPU, best
 from jaxgpt.ops import NormFn, Ops
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.plan.collectives import COLLECTIVES, read_program
+from jaxgpt.plan.collectives import COLLECTIVES
 from jaxgpt.plan.compilers import compiler_missing, devices_of
 from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.decode import compile_decode
 from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import Instruction, array_bytes, read_computations
+from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.topology import parse_topology
 from jaxgpt.plan.train_step import compile_step
 from jaxgpt.trainer.build import make_program

@@ -20,9 +20,10 @@ from jaxgpt.bench.layers import layer_of
 from jaxgpt.model.gpt import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers
-from jaxgpt.plan.collectives import Collective, read_program
+from jaxgpt.plan.collectives import Collective
 from jaxgpt.plan.device_groups import axes_of, group_of
 from jaxgpt.plan.hlo import array_bytes, read_computations
+from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.source_paths import site_of
 
 MODULES = """

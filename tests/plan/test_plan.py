@@ -21,15 +21,16 @@ from jaxgpt.counts import flops_per_token
 from jaxgpt.errors import UserError
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.abstract import abstract_program
-from jaxgpt.plan.choices import suggestions
-from jaxgpt.plan.collectives import Collective, read_program
+from jaxgpt.plan.collectives import Collective, traffic_by_kind
 from jaxgpt.plan.compiled import _parse_exhausted
-from jaxgpt.plan.cost import StepCost, traffic_by_kind
+from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.counts import counts_of
 from jaxgpt.plan.decode import compile_decode
 from jaxgpt.plan.estimate import estimate, resolve_mesh
+from jaxgpt.plan.fitting import suggestions
 from jaxgpt.plan.kernel import product_flops
 from jaxgpt.plan.microbatch import pair_rows, trace
+from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.topology import CHIPS, parse_topology
 from jaxgpt.plan.train_step import compile_step
 from jaxgpt.presets import preset
@@ -391,7 +392,7 @@ def test_a_plan_with_own_sharding_rules(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.plan.choices._combination", lambda *_: None)
+    monkeypatch.setattr("jaxgpt.plan.fitting._combination", lambda *_: None)
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json", "--estimate"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1

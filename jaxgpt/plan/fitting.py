@@ -1,4 +1,4 @@
-"""Choices of a run on hardware: all meshes by time, flags that reduce memory, and the smallest slice that fits."""
+"""Flags that make a run fit: flags that reduce memory on a topology, and the smallest larger slice with enough memory."""
 
 from __future__ import annotations
 
@@ -10,111 +10,18 @@ from typing import Literal, NamedTuple
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import sizes_of
-from jaxgpt.parallel.rows import row_shards
-from jaxgpt.parallel.rules import AXES
-from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.estimate import estimate, resolve_mesh
+from jaxgpt.plan.meshes import mesh_flags
 from jaxgpt.plan.one_device import one_device
 from jaxgpt.plan.topology import Topology, larger_slices
 from jaxgpt.plan.work import NEXT_TOKEN, Work
-from jaxgpt.progress import NO_PROGRESS, Progress
-
-LEAST_POSITIONS = 4096  # positions per device along context; shorter windows are better divided as rows
 
 
-class MeshChoice(NamedTuple):
-    """A mesh, and the estimated cost of a step on the mesh."""
+class _Option(NamedTuple):
+    """Flags of the command, and the config with them."""
 
-    mesh: MeshConfig
-    cost: StepCost
-
-    @property
-    def flags(self) -> str:
-        """The options that select this mesh."""
-        return mesh_flags(self.mesh)
-
-
-def mesh_flags(mesh: MeshConfig) -> str:
-    """Return the options that select a mesh; axes of size 1 are omitted, except data."""
-    sizes = sizes_of(mesh)
-    return " ".join(f"--mesh.{axis} {size}" for axis, size in sizes.items() if size > 1 or axis == "data")
-
-
-def meshes(
-    config: Config, topology: Topology, work: Work = NEXT_TOKEN, progress: Progress = NO_PROGRESS
-) -> list[MeshChoice]:
-    """Estimate a step on every sensible mesh of a topology, sorted by time without overlap, the meshes that fit first.
-
-    A sensible mesh uses all devices and divides the widths of the model. Each shard of the rows has at least one row. If
-    windows are sharded, each shard has at least `LEAST_POSITIONS` positions.
-    """
-    found = []
-    candidates = list(_all_meshes(config, topology))
-    for number, mesh in enumerate(candidates):
-        progress(number, len(candidates))
-        changed = replace(config, mesh=mesh)
-        found.append(MeshChoice(mesh, estimate(changed, topology, work)))
-
-    def order(choice: MeshChoice) -> tuple[bool, float]:
-        return not choice.cost.fits, choice.cost.bounds(topology.chip)["seconds_serial"]
-
-    return sorted(found, key=order)
-
-
-def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
-    """Yield the meshes of all devices that the model and the batch allow."""
-    for sizes in _factorizations(topology.n_devices, len(AXES)):
-        mesh = MeshConfig(**dict(zip(AXES, sizes, strict=True)))
-        if row_shards(sizes_of(mesh)) > config.train.batch_size:
-            continue
-        if mesh.context > max(1, config.window // LEAST_POSITIONS):
-            continue
-        try:
-            yield resolve_mesh(replace(config, mesh=mesh), topology)[0].mesh
-        except UserError:  # such as an n_embd that fsdp does not divide
-            continue
-
-
-def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield the tuples of `count` positive integers with the product n, in lexicographic order."""
-    if count == 1:
-        yield (n,)
-        return
-    for first in range(1, n + 1):
-        if n % first == 0:
-            for others in _factorizations(n // first, count - 1):
-                yield (first, *others)
-
-
-class FittingSlice(NamedTuple):
-    """A slice with enough memory for a run, and the flags of the command that make the run fit."""
-
-    topology: Topology
     flags: str
-
-
-def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> FittingSlice | None:
-    """Return the smallest larger slice with enough memory for a run by estimate; None: no such slice.
-
-    The flags select as much sharding along fsdp as possible, microbatches of one row per device, and `--train.remat full`.
-    """
-    mesh = replace(MeshConfig(), data=-1, fsdp=-1, **_fixed_axes(config))
-    train = replace(config.train, remat="full")
-    for larger in larger_slices(topology):
-        try:
-            changed, _ = resolve_mesh(replace(config, mesh=mesh, train=train), larger)
-        except UserError:
-            continue
-        option = _Option(f"{mesh_flags(changed.mesh)} --train.remat full", changed)
-        option = _with_windows(option, 1)
-        if estimate(option.config, larger, work).fits:
-            return FittingSlice(larger, option.flags)
-    return None
-
-
-def _fixed_axes(config: Config) -> dict[str, int]:
-    """Return the sizes of the axes that a larger slice keeps."""
-    return {axis: size for axis, size in sizes_of(config.mesh).items() if axis not in ("data", "fsdp")}
+    config: Config
 
 
 class Suggestion(NamedTuple):
@@ -150,13 +57,6 @@ def suggestions(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> 
         return found
     combination = _combination(config, topology, work)
     return [combination, *found] if combination else found
-
-
-class _Option(NamedTuple):
-    """Flags of the command, and the config with them."""
-
-    flags: str
-    config: Config
 
 
 def _combination(config: Config, topology: Topology, work: Work) -> Suggestion | None:
@@ -223,3 +123,34 @@ def _with_windows(option: _Option, windows: int) -> _Option:
     count = math.ceil(train.batch_size / windows)
     changed = replace(option.config, train=replace(train, accumulation=count))
     return _Option(f"{option.flags} --train.accumulation {count}".strip(), changed)
+
+
+class FittingSlice(NamedTuple):
+    """A slice with enough memory for a run, and the flags of the command that make the run fit."""
+
+    topology: Topology
+    flags: str
+
+
+def smallest_slice(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> FittingSlice | None:
+    """Return the smallest larger slice with enough memory for a run by estimate; None: no such slice.
+
+    The flags select as much sharding along fsdp as possible, microbatches of one row per device, and `--train.remat full`.
+    """
+    mesh = replace(MeshConfig(), data=-1, fsdp=-1, **_fixed_axes(config))
+    train = replace(config.train, remat="full")
+    for larger in larger_slices(topology):
+        try:
+            changed, _ = resolve_mesh(replace(config, mesh=mesh, train=train), larger)
+        except UserError:
+            continue
+        option = _Option(f"{mesh_flags(changed.mesh)} --train.remat full", changed)
+        option = _with_windows(option, 1)
+        if estimate(option.config, larger, work).fits:
+            return FittingSlice(larger, option.flags)
+    return None
+
+
+def _fixed_axes(config: Config) -> dict[str, int]:
+    """Return the sizes of the axes that a larger slice keeps."""
+    return {axis: size for axis, size in sizes_of(config.mesh).items() if axis not in ("data", "fsdp")}
