@@ -13,8 +13,8 @@ from jaxgpt.errors import plural
 if TYPE_CHECKING:
     from jaxgpt.data import Data
     from jaxgpt.lm import LM
-    from jaxgpt.post.held_out import RewardResult
-    from jaxgpt.post.on_policy import DivergenceResult
+    from jaxgpt.post.held_out_divergence import DivergenceResult
+    from jaxgpt.post.held_out_reward import RewardResult
     from jaxgpt.trainer.mean_loss import Evaluation
 
 

@@ -21,8 +21,8 @@ from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
 from jaxgpt.post.frozen_reference import open_reference
-from jaxgpt.post.held_out import HeldOutReward, RewardResult
-from jaxgpt.post.on_policy import DivergenceResult, HeldOutDivergence
+from jaxgpt.post.held_out_divergence import DivergenceResult, HeldOutDivergence
+from jaxgpt.post.held_out_reward import HeldOutReward, RewardResult
 from jaxgpt.post.start import build_program, named_reward
 from jaxgpt.progress import Progress
 from jaxgpt.record_files import holds_records

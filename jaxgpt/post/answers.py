@@ -13,8 +13,9 @@ from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.generation import Generation
 from jaxgpt.parallel.processes import on_leader
+from jaxgpt.post.reward_calls import Answered, rewards_of
 from jaxgpt.post.reward_names import Reward
-from jaxgpt.post.rewards import TOTAL, Rewards, overlong_penalty, rewards_of
+from jaxgpt.post.rewards import TOTAL, Rewards, overlong_penalty
 
 OVERLONG = "reward_overlong"  # metric of the penalty for long answers
 
@@ -40,13 +41,15 @@ def reward_answers(reward: Reward, config: Config, prompts: Sequence[Prompt], an
 
     Process 0 calls the reward, because it may be code that writes files or uses a service.
     """
-    texts = [answer.text for answer in answers]
-    originals = [prompt.prompt for prompt in prompts]
-    records = [prompt.record for prompt in prompts]
+    answered = Answered(
+        prompts=[prompt.prompt for prompt in prompts],
+        texts=[answer.text for answer in answers],
+        records=[prompt.record for prompt in prompts],
+    )
     name = " ".join(config.post.reward)
 
     def called() -> dict[str, list[float]]:
-        rewards = rewards_of(reward, name, originals, texts, records, config.post.reward_seconds)
+        rewards = rewards_of(reward, name, answered, config.post.reward_seconds)
         return {metric: value_B.tolist() for metric, value_B in rewards.metrics.items()}
 
     values = {metric: np.array(value_B, np.float32) for metric, value_B in on_leader(called).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,20 @@ from jaxgpt.config import PostConfig
 from jaxgpt.post.losses import dpo_loss, ipo_loss, odds_ratio_loss, robust_loss, simpo_loss
 from jaxgpt.train.loss import Forward, Objective, RowSums
 from jaxgpt.train.side_outputs import penalty_of, side_means, side_metrics
+
+
+class PairBatch(TypedDict):
+    """A batch of preference pairs, on the host or on the devices.
+
+    Attributes:
+        windows: int32 `[B, 2, T, 3]`, the windows of the chosen and the rejected text (`train.loss.split_windows`); the targets
+            are the answers.
+        reference_log_p: log probabilities of the answers under the reference, float32 `[B, 2]` (`jaxgpt.post.reference`);
+            absent if the objective computes them.
+    """
+
+    windows: Any
+    reference_log_p: NotRequired[Any]
 
 
 class PairLogP(NamedTuple):
@@ -41,10 +55,8 @@ def preference_objective(
 ) -> Objective:
     """Make the objective of preference pairs (`jaxgpt.data.preferences`).
 
-    A batch is int32 `[B, 2, T, 3]`: the windows of the chosen and the rejected text (`train.loss.split_windows`). The targets
-    are the answers. The argument `frozen` of the objective holds the weights of the reference; SimPO and ORPO ignore it. A
-    batch may also be a dict with these `windows`, and with `reference_log_p`, float32 `[B, 2]`: the log probabilities of the
-    answers under the reference (`jaxgpt.post.reference`). The objective then ignores `frozen`.
+    A batch is a `PairBatch`, or only its `windows`. The argument `frozen` of the objective holds the weights of the reference;
+    it is ignored by SimPO and ORPO, and for batches with `reference_log_p`.
 
     The metrics are means over pairs: `reward_chosen` and `reward_rejected`, beta times the log ratio to the reference (SimPO
     and ORPO: beta times log p per token); `margin`, their difference; `accuracy`, the fraction of positive margins;
@@ -58,7 +70,7 @@ def preference_objective(
     """
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        pairs = batch if isinstance(batch, Mapping) else {"windows": batch}
+        pairs: PairBatch = batch if isinstance(batch, dict) else {"windows": batch}
         windows_B2T3 = pairs["windows"]
         answers = pair_log_p(apply_fn, params, windows_B2T3, key, chunk, with_sides=penalties is not None)
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxgpt.data import Split
+from jaxgpt.post.preference import PairBatch
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class ReferencedPairs:
         """Return the starts of the evaluated rows."""
         return self.pairs.eval_starts(block_size, stride)
 
-    def windows(self, starts_B: np.ndarray, block_size: int) -> dict[str, np.ndarray]:
-        """Read rows of `post.preference.preference_objective`: `windows` `[B, 2, T, 3]` and `reference_log_p` `[B, 2]`."""
+    def windows(self, starts_B: np.ndarray, block_size: int) -> PairBatch:
+        """Read rows with the log probabilities of the reference."""
         places = np.searchsorted(self.starts_N, starts_B)
         ends = np.searchsorted(self.starts_N, starts_B, side="right")
         assert np.all(places < ends), "a pair without log probabilities"

@@ -12,9 +12,9 @@ from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.post.frozen_reference import reference_path
-from jaxgpt.post.held_out import HeldOutReward
+from jaxgpt.post.held_out_divergence import HeldOutDivergence
+from jaxgpt.post.held_out_reward import HeldOutReward
 from jaxgpt.post.objective import objective_of
-from jaxgpt.post.on_policy import HeldOutDivergence
 from jaxgpt.post.reference_once import BuildBesideReference, ReferencedFeeds, ReferencedLoss
 from jaxgpt.post.reward_names import Reward, check_file
 from jaxgpt.post.rewards import open_rewards

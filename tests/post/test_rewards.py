@@ -20,16 +20,17 @@ from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.generation import Generation
 from jaxgpt.post.answers import reward_answers
-from jaxgpt.post.held_out import RewardResult
+from jaxgpt.post.held_out_reward import RewardResult
+from jaxgpt.post.reward_calls import Answered, rewards_of
 from jaxgpt.post.reward_names import last_number, open_reward
-from jaxgpt.post.rewards import WeightedSum, metrics_of, open_rewards, overlong_penalty, rewards_of
+from jaxgpt.post.rewards import WeightedSum, metrics_of, open_rewards, overlong_penalty
 from jaxgpt.post.rollout_batch import rollout_batch
 from jaxgpt.post.sample_file import SampleFile
 from jaxgpt.post.start import named_reward
 
 
 def one(name: str, text: str, **record: Any) -> float:
-    return float(rewards_of(open_reward(name), name, ["?"], [text], [record], 60.0).total_B[0])
+    return float(rewards_of(open_reward(name), name, Answered(["?"], [text], [record]), 60.0).total_B[0])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_reward_that_fails(case: str, tmp_path: Path, monkeypatch: pytest.Monk
     Path("my.py").write_text(f"def f(prompts, texts, records):\n    {code}\n")
     reward = open_reward("my.py:f")
     with pytest.raises(UserError) as error:
-        rewards_of(reward, "my.py:f", ["p", "p"], ["x", "y"], [{}, {}], 0.2)
+        rewards_of(reward, "my.py:f", Answered(["p", "p"], ["x", "y"], [{}, {}]), 0.2)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -149,7 +150,7 @@ def test_a_regular_expression_that_backtracks_forever() -> None:
     reward = open_reward(r"regex:^(\w+\s?)*$")
     text = "the answer is a long sentence of words and more!"
     with pytest.raises(UserError, match=r"the reward slow takes more than 0.2 seconds for 1 answers"):
-        rewards_of(reward, "slow", ["p"], [text], [{}], 0.2)
+        rewards_of(reward, "slow", Answered(["p"], [text], [{}]), 0.2)
 
 
 def test_a_reward_that_ignores_all_errors_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +159,7 @@ def test_a_reward_that_ignores_all_errors_is_stopped(tmp_path: Path, monkeypatch
         "import time\ndef f(prompts, texts, records):\n    try:\n        time.sleep(9)\n    except:\n        time.sleep(9)\n"
     )
     with pytest.raises(UserError, match=r"takes more than 0.1 seconds"):
-        rewards_of(open_reward("my.py:f"), "my.py:f", ["p"], ["x"], [{}], 0.1)
+        rewards_of(open_reward("my.py:f"), "my.py:f", Answered(["p"], ["x"], [{}]), 0.1)
 
 
 def test_a_reward_that_changes_its_records_changes_no_other_call() -> None:
@@ -169,13 +170,13 @@ def test_a_reward_that_changes_its_records_changes_no_other_call() -> None:
         records[0]["seen"].append(1)
         return [1.0]
 
-    rewards_of(reward, "my.py:f", [[{"role": "user", "content": "2 + 2?"}]], ["4"], [record], 60.0)
+    rewards_of(reward, "my.py:f", Answered([[{"role": "user", "content": "2 + 2?"}]], ["4"], [record]), 60.0)
     assert record == {"answer": "4", "seen": []}
 
 
 def test_the_limit_of_a_reward_in_another_thread() -> None:
     with ThreadPoolExecutor() as pool, pytest.raises(UserError, match=r"takes more than 0.2 seconds"):
-        pool.submit(rewards_of, lambda *_: Event().wait(5), "slow", ["p"], ["x"], [{}], 0.2).result()
+        pool.submit(rewards_of, lambda *_: Event().wait(5), "slow", Answered(["p"], ["x"], [{}]), 0.2).result()
 
 
 def test_a_reward_may_use_alarms_of_its_own() -> None:
@@ -188,7 +189,7 @@ def test_a_reward_may_use_alarms_of_its_own() -> None:
         signal.signal(signal.SIGALRM, previous)
         return [1.0] * len(texts)
 
-    assert rewards_of(reward, "own", ["p"], ["x"], [{}], 60.0).total_B.tolist() == [1.0]
+    assert rewards_of(reward, "own", Answered(["p"], ["x"], [{}]), 60.0).total_B.tolist() == [1.0]
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
@@ -226,7 +227,7 @@ def test_a_weighted_sum_of_rewards_is_a_reward() -> None:
     sums = [1 - 0.5, 1 + 0.25, 0, 1]
     assert reward(texts, texts, records) == sums
 
-    found = rewards_of(reward, "", texts, texts, records, 60.0)
+    found = rewards_of(reward, "", Answered(texts, texts, records), 60.0)
     assert list(found.metrics) == metrics_of(weights) == ["reward", "reward_exact", "reward_json", "reward_regex:=1$"]
     assert [value_B.tolist() for value_B in found.metrics.values()] == [sums, [1, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
 
@@ -239,7 +240,7 @@ def test_an_error_names_the_reward_of_a_sum(tmp_path: Path, monkeypatch: pytest.
     Path("my.py").write_text("def f(prompts, texts, records):\n    return [float('nan')]\n")
     reward = open_rewards({"json": 1.0, "my.py:f": 2.0})
     with pytest.raises(UserError, match=r"the reward my.py:f returned nan for the answer 'y': return a finite number"):
-        rewards_of(reward, "", ["p"], ["y"], [{}], 60.0)
+        rewards_of(reward, "", Answered(["p"], ["y"], [{}]), 60.0)
     Path("a").mkdir()
     Path("a/my.py").write_text(Path("my.py").read_text())
     with pytest.raises(UserError, match=r"my.py:f and a/my.py:f have the same metric, reward_my.py:f: rename"):
