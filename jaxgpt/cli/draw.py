@@ -13,7 +13,7 @@ from jaxgpt.directories import LOSS_FIGURE
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-# The horizontal axes of `jaxgpt.study.curves.Axis`. Importing that module would import JAX before wrong paths are reported.
+# The horizontal axes of `jaxgpt.study.run_axis.Axis`. Importing that module would import JAX before wrong paths are reported.
 Axis = Literal["all", "step", "tokens", "seconds"]
 
 

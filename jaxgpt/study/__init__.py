@@ -1,8 +1,9 @@
 """Inspect a model: activations, attribution, ablation, patching."""
 
+from jaxgpt.study.attribution import Attribution, attribution
 from jaxgpt.study.heads import Heads, entropy, heads, induction_score, previous_score, repeated_tokens
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, patch
-from jaxgpt.study.lens import Attribution, Lens, attribution, lens
+from jaxgpt.study.lens import Lens, lens
 from jaxgpt.study.observer import ForwardPass
 from jaxgpt.study.run import Captured, Generated, capture, generate, names, run
 

@@ -17,10 +17,9 @@ from jaxgpt.lm.model import check_lm
 from jaxgpt.model import GPT
 from jaxgpt.settings import as_int
 from jaxgpt.study.activation_names import layer_names
-from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.observer import Edits, forward
 from jaxgpt.study.run import run
-from jaxgpt.study.token_ids import as_tokens, on_tokens
+from jaxgpt.study.token_ids import answer_ids, as_tokens, on_tokens
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function from logits [B, T, V] to a scalar, such as LogitDifference
 AT_ONCE = 32  # maximum number of edited forward passes per batch

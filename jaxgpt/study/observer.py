@@ -60,6 +60,15 @@ def forward(model: GPT, params: Any, tokens_BT: jax.Array, taps: Taps = (), edit
     return ForwardPass(logits_BTV, observer.results())
 
 
+def replace_with(value: jax.Array) -> ActivationEdit:
+    """Return an edit that replaces an activation with `value`."""
+
+    def edit(_: jax.Array) -> jax.Array:
+        return value
+
+    return edit
+
+
 class Observer:
     """An `ops.edit` that applies edits and collects taps during tracing; compared by edits and taps.
 

@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from jaxgpt.errors import UserError
 from jaxgpt.study.curves import (
-    AXES,
     FULL,
     HELD_OUT,
     SAMPLED,
     TRAINING,
     VALIDATION,
-    Axis,
     Curves,
-    DrawnRuns,
-    Lines,
-    RunAxis,
-    Style,
     draw_baselines,
     draw_held_out,
     draw_layers,
     draw_losses,
     draw_rollouts,
 )
+from jaxgpt.study.drawn_runs import DrawnRuns, Style
 from jaxgpt.study.figure import drawable, new_figure, styled
+from jaxgpt.study.run_axis import AXES, Axis, Lines, RunAxis
 from jaxgpt.suggestions import did_you_mean
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import encode_prompt, start_ids
 from jaxgpt.lm.model import check_lm
 from jaxgpt.lm.placement import use_mesh_of
+from jaxgpt.settings import as_int
 from jaxgpt.study.observer import observed
 
 Result = TypeVar("Result")
@@ -51,3 +52,15 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
                 f"id {extreme} is outside the vocabulary of {model.vocab_size}: use ids of the model's tokenizer"
             )
     return jnp.asarray(ids, jnp.int32)
+
+
+def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
+    """Convert one id, or one id per row, to int32 `[B]`.
+
+    Raises `UserError` for a wrong number of ids, or an id outside the vocabulary.
+    """
+    ids = np.asarray(answer).reshape(-1).tolist()
+    if len(ids) not in (1, rows):
+        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one answer, or one answer per row")
+    ids = [as_int("an answer", i, 0, V - 1) for i in ids]
+    return jnp.asarray(ids * (rows // len(ids)), jnp.int32)

@@ -18,9 +18,10 @@ from jaxgpt.cli.draw import Axis, draw_run
 from jaxgpt.cli.plot_table import table
 from jaxgpt.cli.recorded_run import RecordedRun
 from jaxgpt.errors import UserError
-from jaxgpt.study import curves, plot
-from jaxgpt.study.curves import AXES, setting_label
+from jaxgpt.study import plot, run_axis
+from jaxgpt.study.drawn_runs import setting_label
 from jaxgpt.study.figure import TOKEN_CHARACTERS
+from jaxgpt.study.run_axis import AXES
 
 ODD = [
     "The",
@@ -98,7 +99,7 @@ def test_labels_of_mixtures_are_short() -> None:
 
 
 def test_the_command_and_python_have_the_same_axes() -> None:
-    assert get_args(Axis) == get_args(curves.Axis) == ("all", *AXES)
+    assert get_args(Axis) == get_args(run_axis.Axis) == ("all", *AXES)
 
 
 def test_losses_against_steps_tokens_and_time() -> None:
