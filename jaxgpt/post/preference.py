@@ -70,7 +70,8 @@ def preference_objective(
     """
 
     def objective(params: Any, batch: Any, key: jax.Array | None, frozen: Any) -> RowSums:
-        pairs: PairBatch = batch if isinstance(batch, dict) else {"windows": batch}
+        is_array = hasattr(batch, "shape")
+        pairs: PairBatch = {"windows": batch} if is_array else batch
         windows_B2T3 = pairs["windows"]
         answers = pair_log_p(apply_fn, params, windows_B2T3, key, chunk, with_sides=penalties is not None)
 

@@ -35,17 +35,22 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     if weights.ndim == 2:
         keys = [str(i) for i in range(S)] if tokens is None else tokens
         return _cells(weights, _Labels(keys, keys[S - T :], x="key", y="query", bar="attention"), title)
+    return _head_grid(weights, title)
 
-    columns = math.ceil(math.sqrt(1.5 * len(weights)))
-    rows = math.ceil(len(weights) / columns)
+
+def _head_grid(weights_NTS: np.ndarray, title: str) -> Figure:
+    """Draw the attention of all heads in a grid."""
+    N, T, S = weights_NTS.shape
+    columns = math.ceil(math.sqrt(1.5 * N))
+    rows = math.ceil(N / columns)
     figure = new_figure(1.7 * columns + 0.9, 1.85 * rows * max(T / S, 0.3) + 0.7)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     images = []
-    for head, axes in enumerate(grid[: len(weights)]):
-        images.append(_image(axes, weights[head]))
+    for head, axes in enumerate(grid[:N]):
+        images.append(_image(axes, weights_NTS[head]))
         axes.set_title(f"head {head}", fontsize=8, color=GRAY, pad=3, loc="center")
         axes.set(xticks=[], yticks=[])
-    for axes in grid[len(weights) :]:
+    for axes in grid[N:]:
         axes.set_axis_off()
 
     figure.supxlabel("key", fontsize="medium")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,22 +13,12 @@ from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt, start_ids
-from jaxgpt.lm.engine import round_up
-from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.text import UNFINISHED
-from jaxgpt.model import GPT
-from jaxgpt.model.params import count_parameters
-from jaxgpt.study.activation_names import layer_names, stream_names
 from jaxgpt.study.heads import entropy
-from jaxgpt.study.interventions import sweep
-from jaxgpt.study.lens import compute_lens
-from jaxgpt.study.observer import forward
-from jaxgpt.study.token_ids import on_tokens
-from jaxgpt.train.loss import log_likelihood
+from jaxgpt.study.inspected_arrays import compute_arrays
 
 INSPECTED_TOKENS = 128  # maximum number of tokens of an inspected text
 TOP = 5  # maximum number of most probable tokens shown at each position
-ABLATION = 10**12  # maximum FLOPs of ablating each head in turn: about a minute on two cores
 
 
 class HeadSummary(NamedTuple):
@@ -127,8 +116,9 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         UserError: as in `generate`, or if the prompt and `max_new_tokens` exceed 128 tokens or the context length, or the
             weights have diverged.
     """
-    ids, n_prompt = _continued(lm, prompt, max_new_tokens)
-    found = _computed(lm, ids)
+    text = _continued(lm, prompt, max_new_tokens)
+    ids = text.ids
+    found = compute_arrays(lm, ids, _limit(lm))
     log_p_TV = found.log_p_PV
     if np.isnan(log_p_TV).any():
         raise UserError(DIVERGED)
@@ -143,7 +133,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         source=lm.source,
         ids=ids,
         tokens=[token_text(lm.tokenizer, ids[0]), *map(word, ids[1:])],
-        prompt=n_prompt,
+        prompt=text.n_prompt,
         top_ids=best_Tk,
         top_probabilities=np.take_along_axis(p_TV, best_Tk, -1),
         top_tokens=[[word(i) for i in row] for row in best_Tk.tolist()],
@@ -163,8 +153,15 @@ def _limit(lm: LM) -> int:
     return min(INSPECTED_TOKENS, lm.config.model.block_size)
 
 
-def _continued(lm: LM, prompt: str, max_new_tokens: int) -> tuple[list[int], int]:
-    """Return the ids of a prompt and its greedy continuation, and the number of ids of the prompt."""
+class _ContinuedPrompt(NamedTuple):
+    """The ids of a prompt and its continuation, and the number of ids of the prompt."""
+
+    ids: list[int]
+    n_prompt: int
+
+
+def _continued(lm: LM, prompt: str, max_new_tokens: int) -> _ContinuedPrompt:
+    """Continue a prompt by greedy decoding."""
     ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt) or start_ids(lm.tokenizer)
     n_prompt = len(ids)
     if n_prompt + max_new_tokens > _limit(lm):
@@ -175,82 +172,7 @@ def _continued(lm: LM, prompt: str, max_new_tokens: int) -> tuple[list[int], int
     if max_new_tokens:
         [continuation] = generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)
         ids = ids + continuation.ids
-    return ids, n_prompt
-
-
-class _Computed(NamedTuple):
-    """The arrays of an inspection at P positions: the tokens of a text and, during the computation, padding.
-
-    They are JAX arrays during the computation, and NumPy arrays on the host.
-    """
-
-    log_p_PV: Any
-    stream_LPD: Any
-    attention_LNPP: Any
-    lens_LP: Any
-    lens_p_LP: Any
-    loss_increase_LN: Any  # None: not computed
-
-    def without_padding(self, length: int) -> _Computed:
-        """Return the arrays of the first `length` positions."""
-        return _Computed(
-            log_p_PV=self.log_p_PV[:length],
-            stream_LPD=self.stream_LPD[:, :length],
-            attention_LNPP=self.attention_LNPP[:, :, :length, :length],
-            lens_LP=self.lens_LP[:, :length],
-            lens_p_LP=self.lens_p_LP[:, :length],
-            loss_increase_LN=self.loss_increase_LN,
-        )
-
-
-def _computed(lm: LM, ids: list[int]) -> _Computed:
-    """Compute the arrays of an inspection on the devices of the model, and copy them to the host."""
-    length = len(ids)
-    # Pad the text to a power of two, within the limit: texts of similar lengths share a compiled program, unless heads are
-    # ablated only in the shorter ones.
-    size = min(_limit(lm), round_up(length, 8))
-    padded_1P = np.pad([ids], ((0, 0), (0, size - length)))
-    model = lm.config.model
-    ablation_flops = 2 * count_parameters(lm.gpt) * length * model.n_layer * model.n_head
-    ablate = length > 1 and ablation_flops <= ABLATION  # a text of one token has no loss
-    found: _Computed = jax.device_get(on_tokens(_compute, lm, padded_1P, np.int32(length), only_text(lm), ablate))
-    return found.without_padding(length)
-
-
-@partial(jax.jit, static_argnums=(0, 4, 5))
-def _compute(
-    model: GPT, params: Any, tokens_1P: jax.Array, length: jax.Array, only: OnlyIds, ablate: bool
-) -> _Computed:
-    stream = stream_names(model.config)
-    patterns = layer_names(model.config, "attn.pattern")
-    out = forward(model, params, tokens_1P, (*stream, *patterns))
-    lens = compute_lens(model, params, tokens_1P, k=1, only=only)
-    return _Computed(
-        log_p_PV=jax.nn.log_softmax(only(out.logits)[0]),
-        stream_LPD=jnp.stack([out.taps[name][0] for name in stream]),
-        attention_LNPP=jnp.stack([out.taps[name][0] for name in patterns]),
-        lens_LP=lens.ids[:, 0, :, 0],
-        lens_p_LP=lens.probabilities[:, 0, :, 0],
-        loss_increase_LN=_ablated(model, params, tokens_1P, length, only) if ablate else None,
-    )
-
-
-def _ablated(model: GPT, params: Any, tokens_1P: jax.Array, length: jax.Array, only: OnlyIds) -> jax.Array:
-    """Compute the increase of the mean loss of a text with each head ablated, `[L, N]`."""
-    config = model.config
-    P = tokens_1P.shape[1]
-
-    def loss(logits_1PV: jax.Array) -> jax.Array:
-        """Compute the mean loss of the tokens from the second to the last."""
-        log_p_1P = log_likelihood(only(logits_1PV), jnp.roll(tokens_1P, -1, 1))
-        has_next_P = jnp.arange(P) < length - 1
-        return -log_p_1P.mean(where=has_next_P[None])
-
-    outputs = tuple(layer_names(config, "attn.head_out"))
-    zeros_1PNH = jnp.zeros((1, P, config.n_head, config.head_width), model.ops.dtype)
-    zeros = (zeros_1PNH,) * config.n_layer
-    clean, ablated_LN = sweep(model, params, tokens_1P, zeros, outputs, axis=2, metric=loss)
-    return ablated_LN - clean
+    return _ContinuedPrompt(ids, n_prompt)
 
 
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:

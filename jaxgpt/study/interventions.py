@@ -100,7 +100,8 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
     outputs = tuple(run(lm, ids, names).taps.values())
     factor = 1 if replacement == "mean" else 0
     values = tuple(jnp.broadcast_to(factor * x.mean((0, 1)), x.shape) for x in outputs)
-    return Ablation(*on_tokens(_sweep, lm, ids, values, tuple(names), 2, metric))
+    found = on_tokens(_sweep, lm, ids, values, tuple(names), 2, metric)
+    return Ablation(clean=found.unedited, ablated=found.edited)
 
 
 class Patching(NamedTuple):
@@ -157,9 +158,8 @@ def patch(
         raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
 
     clean_value = _measure(metric, out.logits)
-    axis = _axis_of(site, over)
-    corrupted_value, grid = on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric)
-    return Patching(clean_value, corrupted_value, grid)
+    found = on_tokens(_sweep, lm, corrupted_BT, values, names, _axis_of(site, over), metric)
+    return Patching(clean=clean_value, corrupted=found.unedited, grid=found.edited)
 
 
 def _axis_of(site: str, over: Literal["positions", "heads"]) -> int:
@@ -167,6 +167,18 @@ def _axis_of(site: str, over: Literal["positions", "heads"]) -> int:
     if site.endswith((".scores", ".pattern")):
         return 1 if over == "heads" else 2
     return 2 if over == "heads" else 1
+
+
+class Sweep(NamedTuple):
+    """A metric without edits, and with one slice of one activation replaced.
+
+    Attributes:
+        unedited: the metric without edits.
+        edited: the metrics with each slice of each activation, `[activations, slices]`.
+    """
+
+    unedited: jax.Array
+    edited: jax.Array
 
 
 def sweep(
@@ -177,13 +189,17 @@ def sweep(
     names: tuple[str, ...],
     axis: int,
     metric: Metric,
-) -> tuple[jax.Array, jax.Array]:
+) -> Sweep:
     """Compute a metric without edits, and with single slices of `values` patched into the activations.
 
-    A slice contains all elements at one index of `axis`.
-
-    Returns:
-        The metric without edits, and the metrics of the edited models, `[len(names), n]` for an axis of size n.
+    Args:
+        model: the model.
+        params: its weights.
+        tokens_BT: ids of the forward passes.
+        values: an array for each activation, with its shape.
+        names: names of the activations.
+        axis: the axis of slices: a slice contains all elements at one index of this axis.
+        metric: a function of the logits that returns a scalar.
     """
     n = values[0].shape[axis]  # cell i * n + j is slice j of activation i
 
@@ -201,7 +217,7 @@ def sweep(
     cells = jnp.arange(len(names) * n)
     unedited = measure()
     edited = jax.lax.map(replaced, cells, batch_size=AT_ONCE)
-    return unedited, edited.reshape(len(names), n)
+    return Sweep(unedited, edited.reshape(len(names), n))
 
 
 _sweep = jax.jit(sweep, static_argnums=(0, 4, 5, 6))

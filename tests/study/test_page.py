@@ -29,7 +29,7 @@ from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model.params import count_parameters
-from jaxgpt.study import inspection, page
+from jaxgpt.study import inspected_arrays, inspection, page
 from jaxgpt.study.inspection import Inspection, inspect, token_text
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
@@ -119,10 +119,10 @@ def test_heads_are_summarized(lm: LM, found: Inspection) -> None:
 
 @pytest.mark.ci
 def test_texts_of_similar_lengths_share_a_program(lm: LM) -> None:
-    before = inspection._compute._cache_size()
+    before = inspected_arrays._compute._cache_size()
     for prompt in (ODD[3:], ODD[5:]):
         inspect(lm, prompt, max_new_tokens=4)
-    assert inspection._compute._cache_size() <= before + 1
+    assert inspected_arrays._compute._cache_size() <= before + 1
 
 
 def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspection) -> None:
@@ -248,7 +248,7 @@ def test_heads_are_ablated_up_to_a_number_of_operations_of_the_text(lm: LM, monk
     T = len(lm.tokenizer.encode(ODD))
     for less in (0, 1):
         monkeypatch.setattr(
-            inspection, "ABLATION", 2 * count_parameters(model) * T * model.n_layer * model.n_head - less
+            inspected_arrays, "ABLATION", 2 * count_parameters(model) * T * model.n_layer * model.n_head - less
         )
         assert (inspect(lm, ODD, max_new_tokens=0).loss_increase is None) == bool(less)
 
