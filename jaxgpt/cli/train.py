@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.cli.failure import is_reported
 from jaxgpt.cli.options import NO_SETTINGS, Count, GivenSettings
+from jaxgpt.cli.resume_settings import ignored_settings, resumed_config
 from jaxgpt.cli.settings import named_config
-from jaxgpt.cli.train_settings import TrainOptions, ignored_settings, new_config, resumed_config
+from jaxgpt.cli.train_settings import TrainOptions, new_config
 from jaxgpt.cli.train_tasks import TrainTasks
 from jaxgpt.config import DistributedConfig
 from jaxgpt.early_end import set_advice

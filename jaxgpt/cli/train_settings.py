@@ -1,15 +1,15 @@
-"""The settings of a training run: a preset or a file, with initial weights, a run to repeat, or a run to resume."""
+"""The options of `jaxgpt train`, and the settings of a new run: from a preset, a file, or a run to repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxgpt.cli.inherited_settings import inherited_note, positions_in, unset_of_chats
 from jaxgpt.cli.settings import origin, with_settings
-from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, inherited_note, positions_in, unset_of_chats, with_weights
+from jaxgpt.cli.weights_settings import OF_POSITIONS, SIZES, with_weights
 from jaxgpt.config import Config, TrainConfig
-from jaxgpt.config_changes import changes
 from jaxgpt.errors import UserError
 from jaxgpt.post_settings import DISTILLATION
 from jaxgpt.presets import PRESETS
@@ -165,61 +165,3 @@ def _repeated_config(options: TrainOptions) -> Config:
     if base.model.vocab_size == Run(Path(options.source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return _fresh_config(base, settings)
-
-
-def resumed_config(options: TrainOptions) -> Config:
-    """Return the settings of a run that continues from its last checkpoint.
-
-    Raises:
-        UserError: if the run does not exist or is damaged, a setting is invalid, or an option changes what the run keeps.
-    """
-    from jaxgpt.checkpoint.run import open_run
-
-    run = open_run(options.directory)
-    old = run.config()
-    run.tokenizer()  # integrity check of the tokenizer, even for a finished run
-    _check_resume(options, old)
-
-    # The recorded path of the tokenizer means the tokenizer of the run, in any directory.
-    settings = dict(options.settings)
-    if settings.get("data.tokenizer") == old.data.tokenizer:
-        del settings["data.tokenizer"]
-    return with_settings(old, settings)
-
-
-def _check_resume(options: TrainOptions, old: Config) -> None:
-    """Raise `UserError` if options change what a resumed run keeps: its preset, initial weights, optimizer and adapters."""
-    from jaxgpt.checkpoint.paths import parse_checkpoint
-
-    path = options.directory
-    preset = options.base.preset if options.target and not options.source else ""
-    if preset not in ("", old.preset):
-        raise UserError(f"{path} is a run of {old.preset!r}, not {preset!r}: omit the preset, or change --out")
-
-    if options.init_from:
-        weights, step = parse_checkpoint(options.init_from)
-        old_weights, old_step = parse_checkpoint(old.state_from or old.init_from)
-        is_same_step = step in ("best", old_step)  # "best": no step is given
-        if weights.resolve() != old_weights.resolve() or not is_same_step:
-            start = f"{path} started from {origin(old)}"
-            raise UserError(f"--init-from {options.init_from}: {start}; omit it, or start a new run")
-    if options.keep_optimizer and not old.state_from:
-        raise UserError(f"--keep-optimizer: {path} started with a new optimizer; omit it, or start a new run (--out)")
-    wants_adapters = any(value for name, value in options.settings.items() if name.startswith("lora."))
-    if wants_adapters and not old.lora.rank:
-        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
-        raise UserError(f"{path} trains all weights, without adapters; to train adapters, start a new run: {new}")
-
-
-def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
-    """Return the names of the settings of a file that a resumed run ignores, because the run has different values.
-
-    Args:
-        file: settings of the file.
-        run: settings of the resumed run.
-        given: names of the settings on the command line, which the run uses.
-    """
-    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # by the data and the weights
-    if file.train.epochs:
-        determined |= {"train.steps", "train.epochs"}
-    return [name for name in changes(file, run) if name not in determined and name not in given]

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.settings import with_settings
-from jaxgpt.config import OF_CHATS, Config, ModelConfig, flat
+from jaxgpt.config import Config, ModelConfig, flat
 from jaxgpt.config_changes import changes
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_bytes
-from jaxgpt.presets import PRESETS
-from jaxgpt.strict_json import parse_json
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
@@ -168,36 +165,3 @@ def _check_optimizer(source: Config, config: Config, directory: Path) -> None:
             option = f"--{name.replace('_', '-')} {old[name]}"
             fix = f"use {option}, or omit --keep-optimizer; jaxgpt train {directory} keeps all its settings"
             raise UserError(f"--keep-optimizer needs {name} {old[name]}, as in {directory}, not {new[name]}: {fix}")
-
-
-def inherited_note(config: Config, inherited: Collection[str], init_from: str) -> str:
-    """Describe the settings of `data` that a config inherits from the run of its initial weights; "": no settings."""
-    used = list[str]()
-    for name in inherited:
-        value = getattr(config.data, name)
-        if value:
-            used.append(f"data.{name} {value if isinstance(value, str) else ' '.join(value)}")
-    return f"using {' and '.join(used)}, as {init_from}" if used else ""
-
-
-def unset_of_chats(target: str) -> list[str]:
-    """Return the names of the settings in `OF_CHATS` that a preset or file does not set; a run sets all of them."""
-    if target in ("", *PRESETS):
-        return [*OF_CHATS]
-    if not Path(target).is_file():
-        return []
-    return [name for name in OF_CHATS if name not in _section(target, "data")]
-
-
-def positions_in(target: str) -> tuple[str, ...]:
-    """Return the names of the settings in `OF_POSITIONS` that a file sets."""
-    if target in ("", *PRESETS) or not Path(target).is_file():
-        return ()
-    model = _section(target, "model")
-    return tuple(name for name in OF_POSITIONS if name in model)
-
-
-def _section(file: str, name: str) -> Mapping[str, Any]:
-    """Return a section of a valid JSON file of settings."""
-    section: Mapping[str, Any] = parse_json(read_bytes(Path(file)), file).get(name, {})
-    return section
