@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt import __version__
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.config import Config, flat
+from jaxgpt.config import Config
 from jaxgpt.convert.card.license import check_license, license_metadata, license_section
 from jaxgpt.convert.card.loading import loading_section
 from jaxgpt.convert.card.original import Card, original_card, split_card
 from jaxgpt.convert.card.results import Metrics, results_section, run_metrics
+from jaxgpt.convert.card.settings import settings_section
 from jaxgpt.convert.card.tasks import tasks_section
 from jaxgpt.convert.engines import Engine
 from jaxgpt.model.params import count_parameters
@@ -70,7 +70,7 @@ def model_card(subject: CardSubject) -> str:
         tasks_section(run, info),
         loading_section(subject.name, subject.engines, subject.is_adapter),
         f"## How it was made\n\nExported by jaxgpt {__version__}:\n\n```sh\n{subject.command}\n```\n",
-        _settings(config),
+        settings_section(config),
         _limits(config),
         license_section(subject.license, original),
     ]
@@ -121,32 +121,6 @@ def _training(subject: CardSubject, metrics: Metrics) -> str:
         initial, _ = parse_checkpoint(config.init_from)
         parts.append(f"Training started from `{subject.base or initial.name}`.")
     return "## Training data\n\n" + " ".join(parts) + "\n"
-
-
-def _settings(config: Config) -> str:
-    """List the settings that differ from the defaults, without private settings."""
-    private = _private_settings()
-    defaults = flat(Config())
-    rows = []
-    for name, value in sorted(flat(config).items()):
-        if value != defaults[name] and name not in private:
-            rows.append(f"- `{name}`: {value}")
-    if not rows:
-        return ""
-    return "\n".join(["Settings that differ from the defaults:\n", *rows, ""])
-
-
-def _private_settings() -> frozenset[str]:
-    """Return the names of settings whose values stay out of model cards, such as paths."""
-    private = set[str]()
-    default = Config()
-    for each in fields(Config):
-        section = getattr(default, each.name)
-        if is_dataclass(section):
-            private |= {f"{each.name}.{own.name}" for own in fields(section) if own.metadata["private"]}
-        elif each.metadata["private"]:
-            private.add(each.name)
-    return frozenset(private)
 
 
 def _limits(config: Config) -> str:

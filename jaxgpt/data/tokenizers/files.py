@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.atomic import write_atomically, write_json
+from jaxgpt.data.tokenizers.added_tokens import add_tokens, has_tokens
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.data.tokenizers.special import SpecialTokens
-from jaxgpt.data.tokenizers.special_files import AddedToken, SpecialFiles, read_special_files
+from jaxgpt.data.tokenizers.special_files import SpecialFiles, read_special_files
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
 from jaxgpt.data.tokenizers.tokenizer_json import built_in, read_library_file, read_tokenizer_json
 from jaxgpt.directories import (
@@ -22,7 +23,6 @@ from jaxgpt.directories import (
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
 )
-from jaxgpt.errors import UserError, short_repr
 
 
 def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -41,8 +41,8 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
     library = read_library_file(path, files.tokenizer_class)
 
     tokenizer = built_in(library)
-    if tokenizer is None or not _has_tokens(library, files.added):
-        _add_tokens(library, files, path.parent)
+    if tokenizer is None or not has_tokens(library, files.added):
+        add_tokens(library, files.added, files.tokens.tokens, path.parent)
         # A replaced token stays special in memory, but not in a file: reload the tokens, so that they match a saved tokenizer.
         library = read_library(library.to_str(), str(path))
         tokenizer = call_tokenizers(lambda: SubwordTokenizer(library), str(path))
@@ -82,43 +82,3 @@ def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
         (directory / name).unlink(missing_ok=True)
     for path in (directory / CHAT_TEMPLATES).glob("*.jinja"):
         path.unlink(missing_ok=True)
-
-
-def _has_tokens(library: Any, added: Collection[AddedToken]) -> bool:
-    """Return whether the vocabulary contains all tokens."""
-    return all(library.token_to_id(token.content) is not None for token in added)
-
-
-def _add_tokens(library: Any, files: SpecialFiles, directory: Path) -> None:
-    """Add the tokens that tokenizer.json lacks, and recognize each special token of the vocabulary in a text.
-
-    As in transformers, the options in `added_tokens_decoder` replace the options in tokenizer.json.
-    """
-    from tokenizers import AddedToken as LibraryToken
-
-    special = files.tokens.tokens
-    recognized = {token.content for token in library.get_added_tokens_decoder().values()}
-    for added in files.added:
-        is_new = library.token_to_id(added.content) is None
-        replaces_options = added.file == TOKENIZER_CONFIG
-        if is_new or replaces_options or added.content not in recognized:
-            is_special = added.options.get("special", False) or added.content in special
-            options = {**added.options, "special": is_special}
-            library.add_tokens([LibraryToken(added.content, **options)])
-            recognized.add(added.content)
-        if is_new:
-            _check_new_id(library.token_to_id(added.content), added, directory)
-
-    # Special tokens of the vocabulary that no file adds.
-    for token in sorted(special - recognized):
-        if library.token_to_id(token) is not None:
-            library.add_tokens([LibraryToken(token, special=True)])
-
-
-def _check_new_id(new_id: int, added: AddedToken, directory: Path) -> None:
-    """Raise `UserError` if a token that was added to the vocabulary has a different id than in its file."""
-    if new_id != added.id:
-        raise UserError(
-            f"{directory / added.file}: the token {short_repr(added.content)} has the id {added.id}, but would be added to "
-            f"tokenizer.json with the id {new_id}: add it to tokenizer.json"
-        )

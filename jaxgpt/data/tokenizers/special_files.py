@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.data.tokenizers.declared_tokens import Declared, declared_in, merged, token_text
+from jaxgpt.data.tokenizers.added_tokens import AddedToken, read_added_tokens, read_decoder
+from jaxgpt.data.tokenizers.declared_tokens import declared_in, merged, token_text
 from jaxgpt.data.tokenizers.special import EXTRA, IDS, SpecialTokens
 from jaxgpt.data.tokenizers.transformers_class import TokenizerClass, read_class
 from jaxgpt.directories import (
@@ -27,17 +28,6 @@ from jaxgpt.directories import (
 )
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
-
-OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # fields of an added token
-
-
-class AddedToken(NamedTuple):
-    """A token to add to the vocabulary of tokenizer.json."""
-
-    id: int
-    content: str
-    options: Mapping[str, bool]  # single_word, lstrip, rstrip, normalized, special
-    file: str  # the file that defines it
 
 
 class SpecialFiles(NamedTuple):
@@ -63,12 +53,14 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
     values = _read(path)
     declared = declared_in(values, path)
     if "added_tokens_decoder" in values:
-        added = _read_decoder(values["added_tokens_decoder"], path)
+        added = read_decoder(values["added_tokens_decoder"], path)
     else:  # older directories have two more files instead
         map_path = directory / SPECIAL_TOKENS_MAP
         mapped = _read(map_path)
         declared = merged(declared, declared_in(mapped, map_path), join=EXTRA in mapped)
-        added = _read_added(directory / ADDED_TOKENS, declared)
+        special = {*declared.by_name.values(), *(declared.unnamed or ())}
+        added_path = directory / ADDED_TOKENS
+        added = read_added_tokens(_read(added_path), special, added_path)
 
     entries = declared.entries()
     template = _read_templates(directory, values.get("chat_template"))
@@ -100,36 +92,6 @@ def _read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, An
             raise UserError(f"{directory / file}: {name} must be an integer or a list of integers: {short_repr(value)}")
         generation[name] = value
     return generation
-
-
-def _read_decoder(values: Any, path: Path) -> list[AddedToken]:
-    """Read `added_tokens_decoder`: `{"0": {"content": "<unk>", "special": true, ...}, ...}`."""
-    where = f"{path}: added_tokens_decoder"
-    if not isinstance(values, dict):
-        raise UserError(f"{where} must be an object: {short_repr(values)}")
-    added = []
-    for key, value in values.items():
-        if not key.isdecimal() or not isinstance(value, dict):
-            raise UserError(f"{where} must map ids to objects with a content: {short_repr({key: value})}")
-        content = token_text(value, f"{where}, id {key}")
-        options = {name: option for name, option in value.items() if name in OPTIONS and isinstance(option, bool)}
-        added.append(AddedToken(int(key), content, options, TOKENIZER_CONFIG))
-    return sorted(added, key=lambda token: token.id)
-
-
-def _read_added(path: Path, declared: Declared) -> list[AddedToken]:
-    """Read added_tokens.json: `{"<unk>": 0, ...}`. Tokens that are also in `declared` are special."""
-    special = {*declared.by_name.values(), *(declared.unnamed or ())}
-    added = []
-    for content, i in _read(path).items():
-        if type(i) is not int or i < 0:
-            raise UserError(
-                f"{path}: the id of {short_repr(content)} must be an integer of at least 0: {short_repr(i)}"
-            )
-        is_special = content in special
-        options = {"normalized": not is_special, "special": is_special}
-        added.append(AddedToken(i, content, options, ADDED_TOKENS))
-    return sorted(added, key=lambda token: token.id)
 
 
 def _read_templates(directory: Path, configured: Any) -> Any:
