@@ -11,14 +11,14 @@ from typing import Any
 
 from jaxgpt.data_settings import OF_CHATS as OF_CHATS  # this module exports all settings and options
 from jaxgpt.data_settings import DataConfig as DataConfig
+from jaxgpt.distributed_options import DistributedConfig as DistributedConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model_settings import ModelConfig as ModelConfig
 from jaxgpt.options import BeamParams as BeamParams
-from jaxgpt.options import DistributedConfig as DistributedConfig
-from jaxgpt.options import PrepareParams as PrepareParams
 from jaxgpt.options import SamplingParams as SamplingParams
 from jaxgpt.options import TextParams as TextParams
 from jaxgpt.post_settings import PostConfig as PostConfig
+from jaxgpt.prepare_options import PrepareParams as PrepareParams
 from jaxgpt.settings import Section, setting
 from jaxgpt.suggestions import similar_setting
 from jaxgpt.train_settings import LoraConfig as LoraConfig

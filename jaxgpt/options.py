@@ -1,4 +1,4 @@
-"""Options that are not settings of a run: generation, data preparation, and the processes of a distributed run."""
+"""Options of generation: sampling, the end of a text, and beam search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxgpt.errors import short_repr
-from jaxgpt.settings import MAX_TOKENS, MAX_VOCAB, Section, as_int, setting
+from jaxgpt.settings import MAX_TOKENS, Section, as_int, setting
 
 MAX_ROWS = 2**16  # maximum num_beams and num_return_sequences
 NEW_TOKENS = 200  # default max_new_tokens, reduced if the text must fit the context
@@ -87,63 +87,3 @@ class BeamParams(Section):
             for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) != default:
                     yield f"{name} {getattr(self, name)} has no effect without beams: omit it, or raise num_beams above 1"
-
-
-@dataclass(frozen=True)
-class PrepareParams(Section):
-    """Parameters of `jaxgpt data prepare`."""
-
-    tokenizer: str = setting(
-        "gpt2", "gpt2, bpe (trained on a sample of the sources), or the path of a tokenizer or run"
-    )
-    vocab_size: int = setting(32768, "maximum vocabulary size of bpe", 257, MAX_VOCAB)
-    format: Literal["llm.c", "nanogpt"] = setting(
-        "llm.c",
-        "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
-    )
-    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
-    val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
-    bos: Literal["auto", "yes", "no"] = setting(
-        "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"
-    )
-    field: str = setting("text", "field or column with the text")
-    separator: str = setting(
-        "", "text between the documents of a text file, such as '<|endoftext|>'; empty: one document"
-    )
-    dedup: Literal["none", "exact"] = setting("none", "exact: keep one of several documents with equal text")
-    min_characters: int = setting(0, "drop documents with fewer characters, not counting white space at the ends", 0)
-    workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
-    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributedConfig(Section):
-    """Processes of a distributed run, not saved in config.json: their number may change on resume."""
-
-    prefix = "distributed"
-
-    coordinator: str = setting("", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, else none")
-    num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
-    process_id: int = setting(-1, "index of this process, from 0")
-    bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")
-    join_seconds: int = setting(300, "seconds to wait for the other processes at startup", 2, 86400)
-    heartbeat_seconds: int = setting(30, "seconds without a heartbeat of a process before the run aborts", 2, 86400)
-    launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
-
-    def check(self) -> Iterator[str]:
-        if self.coordinator in ("", "auto", "none"):
-            if self.num_processes or self.process_id != -1:
-                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT: add it, or omit them"
-            return
-        addresses = (
-            ("coordinator", self.coordinator, "HOST:PORT, auto or none"),
-            ("bind", self.bind, "ADDRESS:PORT"),
-        )
-        for name, value, form in addresses:
-            host, _, port = value.rpartition(":")
-            is_address = host and port.isdecimal() and 0 < int(port) < 2**16
-            if value and not is_address:
-                yield f"distributed.{name} must be {form}, not {short_repr(value)}"
-        if not 0 <= self.process_id < self.num_processes <= 2**20:
-            limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
-            yield f"distributed.process_id {self.process_id} must be {limits}"

@@ -15,7 +15,7 @@ from helpers import nodes, repository
 ORDER = """
     errors suggestions out_of_memory exception_notes progress strict_json locks atomic files downloads directories
     listing record_files hub early_end signals time_limit cpu heap runtime settings
-    mix reward_words template_variables options
+    mix reward_words template_variables options prepare_options distributed_options
     model_settings data_settings train_settings post_settings config config_changes data_files config_json presets
     ops model train decoding
     provenance counts kernels data report parallel checkpoint trainer lm tasks

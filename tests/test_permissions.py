@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from folders import SMALL, run_folder
 
-from jaxgpt.checkpoint.index import latest_valid, saved_steps
+from jaxgpt.checkpoint.index import saved_steps
 from jaxgpt.checkpoint.info import SEAL
+from jaxgpt.checkpoint.intact import latest_valid
 from jaxgpt.checkpoint.new_path import check_free
 from jaxgpt.checkpoint.run import open_run
 from jaxgpt.data.prepared.index import read_index

@@ -1,15 +1,14 @@
-"""Checkpoint index: list checkpoints, resolve "last", "best" and steps, and find the last intact checkpoint."""
+"""Checkpoint index: list checkpoints, and resolve "last", "best" and steps; `intact.py` verifies their files."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info
+from jaxgpt.checkpoint.info import SEAL, Info, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.replacement import replaced_note
 from jaxgpt.checkpoint.run import Run, open_run
@@ -89,7 +88,7 @@ def resolve_step(directory: Path, which: str) -> int:
                 f"{path} is damaged: restore it, or choose a step with --checkpoint, or --init-from RUN/checkpoints/STEP"
             )
         if not infos:  # a training process has deleted the listed checkpoints
-            _check_deleted(directory, steps[-1])
+            check_deleted(directory, steps[-1])
             return resolve_step(directory, which)
         return best_step(infos)
 
@@ -105,7 +104,7 @@ def info_of(run: Run, which: str) -> Info:
     return read_info(run.checkpoints / str(step))
 
 
-def _check_deleted(directory: Path, step: int) -> None:
+def check_deleted(directory: Path, step: int) -> None:
     """Raise `UserError` if a checkpoint is listed, but is not a directory: callers would resolve it again forever."""
     if step in saved_steps(directory):
         raise UserError(f"cannot read {directory / str(step)}: it is listed, but is not a directory")
@@ -151,51 +150,3 @@ def kept_checkpoint_message(directory: Path) -> str:
     except UserError as e:  # the reason of the failure must still be reported
         return str(e)
     return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
-
-
-def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the `Info` of the last intact checkpoint; rename and report newer, damaged checkpoints.
-
-    Without checkpoints, returns None. If all are damaged, renames nothing and raises `UserError`. Deletes partial checkpoints.
-    """
-    for path in directory.glob(f"*{PARTIAL}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-    damaged: dict[int, str] = {}
-    for step in reversed(saved_steps(directory)):
-        damage = find_damage(directory / str(step))
-        if damage:
-            damaged[step] = damage
-            continue
-        for newer, reason in damaged.items():
-            aside = directory / f"{newer}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            (directory / str(newer)).rename(aside)
-            note(f"checkpoint {newer} is not used: {reason}; it is kept as {aside}")
-        return read_info(directory / str(step))
-
-    if damaged:
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-        fix = f"restore a checkpoint, or start again from step 0: jaxgpt train {directory.parent} --out NEW"
-        raise UserError(f"no valid checkpoint in {directory}: {reasons}; {fix}")
-    return None
-
-
-def resolve_weights(directory: Path, which: str, part: str = "params") -> int:
-    """Resolve the checkpoint `which` to a step, and verify its `part` (params or ema); raise `UserError` if damaged.
-
-    If a training process deletes the checkpoint meanwhile, `which` is resolved again.
-    """
-    while True:
-        step = resolve_step(directory, which)
-        path = directory / str(step)
-        damage = find_damage(path, (part,))
-        # `prune` renames a checkpoint before it deletes files, so the files of an existing directory are complete.
-        if not path.is_dir():
-            _check_deleted(directory, step)
-            continue
-        if not damage:
-            return step
-        others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}, or --init-from RUN/checkpoints/{others[-1]}" if others else "restore it"
-        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")

@@ -1,6 +1,6 @@
 """checkpoint.json: the facts about a checkpoint, and the digests of its files.
 
-`store.py` describes the files of a checkpoint, and writes and restores its arrays.
+`store.py` describes the files of a checkpoint, and `intact.py` verifies them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from jaxgpt.files import read_bytes, sha256_file
 from jaxgpt.strict_json import parse_json
 
 SEAL = "checkpoint.json"
-PARTS = ("params", "opt_state", "skip", "ema")
 
 
 @dataclass(frozen=True)
@@ -93,46 +92,3 @@ def replace_info(path: Path, info: Info) -> None:
     """Replace the checkpoint.json of a sealed checkpoint, except its digests, atomically."""
     digests = read_info(path).sha256
     write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
-
-
-def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Describe the first damaged file, at the top level or in `parts` of a checkpoint, or return "".
-
-    A checkpoint that a training process deletes meanwhile is not damaged.
-    """
-    damage = _damage(path, parts)
-    if damage and not path.is_dir():
-        return ""
-    return damage
-
-
-def _damage(path: Path, parts: tuple[str, ...]) -> str:
-    """Describe the first file that is damaged or missing."""
-    _check_permission(path / SEAL)
-    try:
-        digests = read_info(path).sha256
-    except UserError as e:
-        return str(e)
-    for name, digest in digests.items():
-        part, separator, _ = name.partition("/")
-        is_other_part = bool(separator) and part not in parts
-        if name == SEAL or is_other_part:
-            continue
-        _check_permission(path / name)
-        try:
-            if sha256_file(path / name) != digest:
-                return f"{name} has changed since it was written"
-        except (OSError, ValueError) as e:  # ValueError: a null byte in a forged name
-            return f"{name} cannot be read ({getattr(e, 'strerror', e)})"
-    return ""
-
-
-def _check_permission(file: Path) -> None:
-    """Raise `UserError` if this user may not read a file: the checkpoint is not damaged then, and must not be renamed."""
-    try:
-        with file.open("rb"):
-            pass
-    except PermissionError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}") from None
-    except (OSError, ValueError):  # damage, which the caller describes
-        return

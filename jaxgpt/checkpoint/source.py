@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import checkpoints, resolve_weights
+from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import SEAL, Info, read_info
+from jaxgpt.checkpoint.intact import resolve_weights
 from jaxgpt.checkpoint.match import first_difference, name_difference
 from jaxgpt.checkpoint.needed import needed_runs, recorded_checkpoint
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their files, and reading them; `saver.py` writes them, `index.py` lists and verifies them.
+"""Checkpoints of a run: their files, and reading them; `saver.py` writes them, `index.py` lists and `intact.py` verifies them.
 
 checkpoints/300/params/         weights or adapters; Orbax stores each part separately, so that sampling reads a single part
                 opt_state/      state of the optimizer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import find_damage
+from jaxgpt.checkpoint.intact import find_damage
 from jaxgpt.checkpoint.retention import prune
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config

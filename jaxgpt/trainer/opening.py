@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.atomic import check_renames
-from jaxgpt.checkpoint.index import latest_valid, saved_steps
+from jaxgpt.checkpoint.index import saved_steps
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.intact import latest_valid
 from jaxgpt.checkpoint.match import name_difference
 from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.checkpoint.paths import check_backslash, other_files

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxgpt.checkpoint import store
-from jaxgpt.checkpoint.info import Info, find_damage
+from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.intact import find_damage
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.errors import UserError
 from jaxgpt.train.schedule import restart_schedules

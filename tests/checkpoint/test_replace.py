@@ -17,8 +17,9 @@ import pytest
 from folders import SMALL, run_folder
 
 import jaxgpt
-from jaxgpt.checkpoint.index import checkpoints, latest_valid
+from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.intact import latest_valid
 from jaxgpt.checkpoint.new_run import new_run
 from jaxgpt.checkpoint.replacement import delete_replaced, recover, replaced_run
 from jaxgpt.checkpoint.run import Run

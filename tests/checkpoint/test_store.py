@@ -23,10 +23,11 @@ import pytest
 from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import index, info, retention, source, store
+from jaxgpt.checkpoint import index, intact, retention, source, store
 from jaxgpt.checkpoint.data_record import about_data
-from jaxgpt.checkpoint.index import checkpoints, latest_valid, resolve_step, resolve_weights, saved_steps
-from jaxgpt.checkpoint.info import SEAL, Info, find_damage, read_info, seal
+from jaxgpt.checkpoint.index import checkpoints, resolve_step, saved_steps
+from jaxgpt.checkpoint.info import SEAL, Info, read_info, seal
+from jaxgpt.checkpoint.intact import find_damage, latest_valid, resolve_weights
 from jaxgpt.checkpoint.retention import prune, steps_to_keep
 from jaxgpt.checkpoint.saver import Saver
 from jaxgpt.checkpoint.store import read_params, restore
@@ -186,7 +187,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
 ) -> None:
     """The last checkpoint is deleted before or after a function reads a part of it."""
     shutil.copytree(three, FOLDER)
-    read = getattr(info, reader)
+    read = getattr(intact, reader)
 
     def racing(*args: Any) -> Any:
         if before and (FOLDER / "3").exists():
@@ -196,7 +197,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(
             delete(3)
         return result
 
-    monkeypatch.setattr(info, reader, racing)
+    monkeypatch.setattr(intact, reader, racing)
     step = resolve_weights(FOLDER, "last")
     assert step == 2
     np.testing.assert_array_equal(read_params(FOLDER, step, LIKE)["w"], state(2).params["w"])

@@ -28,8 +28,8 @@ from safetensors.numpy import save
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.info import SEAL, read_info, seal
+from jaxgpt.checkpoint.intact import latest_valid
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.draw import draw_run
 from jaxgpt.cli.parse import COMMANDS

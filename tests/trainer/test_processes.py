@@ -25,7 +25,7 @@ from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import find_damage
+from jaxgpt.checkpoint.intact import find_damage
 from jaxgpt.cli.failure import is_reported
 from jaxgpt.config import DistributedConfig, MeshConfig
 from jaxgpt.errors import TrainingFailed, UserError
