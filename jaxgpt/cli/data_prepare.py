@@ -105,7 +105,7 @@ def _markers(number: int) -> str:
 
 def _skipped(skipped: Skips) -> list[str]:
     """Describe unreadable documents and files: their numbers, then the errors (`skipped_lines`)."""
-    from jaxgpt.data.prepared.dropped import skipped_lines
+    from jaxgpt.data.prepared.skips import skipped_lines
 
     numbers = {"file": skipped["files"], "document": skipped["documents"]}
     counts = [plural(number, noun) for noun, number in numbers.items() if number]

@@ -17,9 +17,9 @@ from helpers import TEXT, jaxgpt
 
 from jaxgpt.atomic import write_json
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.prepared.dropped import skipped_lines
 from jaxgpt.data.prepared.index import read_index, write_index
 from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.prepared.skips import skipped_lines
 from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.data.tokenizers.files import load_tokenizer
 from jaxgpt.errors import UserError

@@ -29,9 +29,9 @@ from helpers import TEXT, repository
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import open_data
 from jaxgpt.data.prepared import text_portions
-from jaxgpt.data.prepared.documents import sample_text
 from jaxgpt.data.prepared.index import read_index, write_index
 from jaxgpt.data.prepared.prepare import prepare
+from jaxgpt.data.prepared.samples import sample_text
 from jaxgpt.data.prepared.settings import settings_entry
 from jaxgpt.data.prepared.sources import find_source
 from jaxgpt.data.tokenizers.base import Tokenizer

@@ -11,6 +11,7 @@ from jaxgpt.data.files.lenient_json import parse_record
 from jaxgpt.errors import UserError, one_line, short_repr
 
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
+SKIP = "to skip such documents, use --on-error skip"  # end of messages of unreadable documents
 SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain halves of characters, such as "\ud83d"
 
 # The part that an error makes unreadable: a document, a complete file, or the rest of a file.
@@ -31,6 +32,11 @@ class DocumentPiece(NamedTuple):
     bytes_read: int = 0  # bytes of the sources read from disk so far
     error: UserError | None = None  # error of an unreadable part of the file; None: `text` may still find an error
     lost: Lost = "document"  # the part that this error, or an error in `text`, makes unreadable
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the piece is a complete document."""
+        return self.is_first and self.is_last
 
     def text(self) -> str:
         """Parse the text; raise `UserError` if it cannot be read."""
@@ -68,7 +74,7 @@ class DocumentPiece(NamedTuple):
 
 def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
     """Return whether a document is dropped because of its length; a document in several pieces is never dropped."""
-    return piece.is_first and piece.is_last and len(text.strip()) < params.min_characters
+    return piece.is_document and len(text.strip()) < params.min_characters
 
 
 def error_message(piece: DocumentPiece, error: UserError) -> str:

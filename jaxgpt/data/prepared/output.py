@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jaxgpt.data.prepared.dropped import no_skips
 from jaxgpt.data.prepared.index import KIND, SPLITS, Index, SettingsEntry, read_index, write_index
 from jaxgpt.data.prepared.older_outputs import check_older_files, with_newer_entries
 from jaxgpt.data.prepared.settings import check_continued
+from jaxgpt.data.prepared.skips import no_skips
 from jaxgpt.data.prepared.sources import Source
 from jaxgpt.directories import INDEX
 from jaxgpt.errors import UserError, reported

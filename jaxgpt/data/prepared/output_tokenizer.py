@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.prepared.documents import sample_text
 from jaxgpt.data.prepared.index import Index, write_index
+from jaxgpt.data.prepared.samples import sample_text
 from jaxgpt.data.prepared.shards import TOKENIZER_FILE, token_dtype
 from jaxgpt.data.prepared.sources import Source
 from jaxgpt.data.tokenizers.base import Tokenizer

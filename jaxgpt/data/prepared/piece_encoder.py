@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.prepared.document_piece import DocumentPiece, Lost, error_message, is_short
-from jaxgpt.data.prepared.documents import SKIP
+from jaxgpt.data.prepared.document_piece import SKIP, DocumentPiece, Lost, error_message, is_short
 from jaxgpt.data.prepared.shards import token_dtype
 from jaxgpt.data.tokenizers.base import END_OF_TEXT, Tokenizer
 from jaxgpt.data.tokenizers.fast import fast_encoder
@@ -20,20 +19,33 @@ SplitName = Literal["train", "val"]
 
 
 class EncodedPiece(NamedTuple):
-    """The ids of a piece, or the error of a piece that is skipped."""
+    """The ids of a piece, and the error of a piece that cannot be read or encoded.
 
-    ids: bytes  # ids in the dtype of the shards
-    split: SplitName  # split of the document
-    size: int  # bytes of text
-    begins_document: bool  # whether a document starts with this piece
-    bytes_read: int  # bytes of the sources read from disk so far
-    file: str = ""  # path of the file
-    error: str = ""  # message for a piece that cannot be read or encoded; empty: no error
-    lost: Lost = "document"  # part that the error makes unreadable
-    is_skipped: bool = False  # whether the error is of a complete document, so nothing of it is written
-    identity: bytes = b""  # SHA-256 of the complete document; empty: unknown
-    is_short: bool = False  # whether the document has fewer than `min_characters`
-    markers: int = 0  # number of end-of-text tokens written as text
+    Attributes:
+        ids: ids in the dtype of the shards, as bytes; without the text of a piece with an error.
+        split: split of the document.
+        size: bytes of text.
+        begins_document: whether a document starts with this piece.
+        bytes_read: bytes of the sources read from disk so far.
+        identity: SHA-256 of the complete document; empty: unknown.
+        markers: number of end-of-text tokens written as text.
+        unwritten: why nothing of the document is written; "": it is written.
+        error: message for a piece that cannot be read or encoded; empty: no error.
+        file: path of the file, for the error.
+        lost: part that the error makes unreadable.
+    """
+
+    ids: bytes
+    split: SplitName
+    size: int
+    begins_document: bool
+    bytes_read: int
+    identity: bytes = b""
+    markers: int = 0
+    unwritten: Literal["", "short", "unreadable"] = ""
+    error: str = ""
+    file: str = ""
+    lost: Lost = "document"
 
 
 class PieceEncoder:
@@ -62,9 +74,6 @@ class PieceEncoder:
 
     def encode(self, piece: DocumentPiece) -> EncodedPiece:
         """Encode a piece; raise `UserError` if it is unreadable and `on_error` is fail."""
-        text = ""
-        ids = self._end[:0]
-        error = ""
         try:
             text = piece.text()
             ids = self._encode_text(text)
@@ -72,9 +81,13 @@ class PieceEncoder:
             error = error_message(piece, e)
             if self.params.on_error == "fail":
                 raise UserError(f"{error}; {SKIP}") from None
-            if piece.is_first and piece.is_last:
-                return _skipped_document(piece, error)
+            if piece.is_document:
+                return _unreadable_document(piece, error)
+            return self._encoded(piece, "", self._end[:0])._replace(error=error)
+        return self._encoded(piece, text, ids)
 
+    def _encoded(self, piece: DocumentPiece, text: str, ids: np.ndarray) -> EncodedPiece:
+        """Return the result for a piece with a text and the ids of the text."""
         data = text.encode()
         own_digest = hashlib.sha256(data).digest()
         return EncodedPiece(
@@ -83,12 +96,11 @@ class PieceEncoder:
             size=len(data),
             begins_document=piece.is_first,
             bytes_read=piece.bytes_read,
-            file=piece.file,
-            error=error,
-            lost=piece.lost,
-            identity=own_digest if piece.is_first and piece.is_last else piece.identity,
-            is_short=is_short(piece, text, self.params),
+            identity=own_digest if piece.is_document else piece.identity,
             markers=text.count(END_OF_TEXT),
+            unwritten="short" if is_short(piece, text, self.params) else "",
+            file=piece.file,
+            lost=piece.lost,
         )
 
     def _delimited(self, piece: DocumentPiece, ids: np.ndarray) -> np.ndarray:
@@ -107,16 +119,16 @@ class PieceEncoder:
         return "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
 
 
-def _skipped_document(piece: DocumentPiece, error: str) -> EncodedPiece:
-    """Return the result for a document that is skipped with an error."""
+def _unreadable_document(piece: DocumentPiece, error: str) -> EncodedPiece:
+    """Return the result for a complete document that cannot be read or encoded."""
     return EncodedPiece(
         ids=b"",
         split="train",
         size=0,
         begins_document=piece.is_first,
         bytes_read=piece.bytes_read,
-        file=piece.file,
+        unwritten="unreadable",
         error=error,
+        file=piece.file,
         lost=piece.lost,
-        is_skipped=True,
     )

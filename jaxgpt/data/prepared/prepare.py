@@ -7,9 +7,8 @@ with the next piece. The output is the same as without the interruption.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -17,18 +16,18 @@ from pathlib import Path
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.cpu import cores
-from jaxgpt.data.prepared.document_piece import DocumentPiece, is_short
-from jaxgpt.data.prepared.documents import beginning, check_first, read_pieces
-from jaxgpt.data.prepared.dropped import Repeats
+from jaxgpt.data.prepared.documents import read_pieces
 from jaxgpt.data.prepared.index import SPLITS, Index
 from jaxgpt.data.prepared.older_outputs import check_older_cuts
 from jaxgpt.data.prepared.output import new_output, open_index
 from jaxgpt.data.prepared.output_tokenizer import check_id_width, choose_tokenizer, set_tokenizer, train_tokenizer
 from jaxgpt.data.prepared.piece_batches import batches_of, encode_in_threads
 from jaxgpt.data.prepared.piece_encoder import PieceEncoder
-from jaxgpt.data.prepared.repeated import repeated_text, structured_text
+from jaxgpt.data.prepared.repeats import repeats_of
+from jaxgpt.data.prepared.samples import beginning, check_first
 from jaxgpt.data.prepared.settings import settings_entry
 from jaxgpt.data.prepared.shards import check_files, saved_tokenizer
+from jaxgpt.data.prepared.source_notes import repeated_text, structured_text
 from jaxgpt.data.prepared.sources import Source, find_source
 from jaxgpt.data.prepared.writing import write_pieces
 from jaxgpt.directories import INDEX
@@ -116,7 +115,12 @@ def _write_remaining(
     tokenizer = saved_tokenizer(out, index)
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)
-    repeats = _skip_written(islice(pieces, index["pieces"]), params)
+    written = islice(pieces, index["pieces"])  # by an interrupted command
+    repeats = None
+    if params.dedup == "exact":
+        repeats = repeats_of(written, params)
+    else:
+        deque(written, maxlen=0)  # skip them
 
     encoder = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
     encoded = encode_in_threads(encoder.encode_batch, batches_of(pieces), params.workers or cores())
@@ -133,24 +137,3 @@ def _is_divided(index: Index, sources: Sequence[Source]) -> bool:
     documents = sum(index["splits"][split]["documents"] for split in SPLITS)
     dropped = index["dropped"]["repeated"] + index["dropped"]["short"] + index["skipped"]["documents"]
     return documents + dropped > sum(len(source.files) for source in sources)
-
-
-def _skip_written(written: Iterable[DocumentPiece], params: PrepareParams) -> Repeats | None:
-    """Read the pieces that an interrupted command has written; return their documents, or None without `dedup`."""
-    if params.dedup == "none":
-        deque(written, maxlen=0)
-        return None
-
-    repeats = Repeats()
-    for piece in written:
-        identity = piece.identity
-        if piece.is_first and piece.is_last:
-            try:
-                text = piece.text()
-            except UserError:  # skipped by the interrupted command
-                continue
-            if is_short(piece, text, params):
-                continue
-            identity = hashlib.sha256(text.encode()).digest()
-        repeats.add(piece.is_first, identity)
-    return repeats

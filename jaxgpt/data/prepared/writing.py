@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from jaxgpt.data.prepared.dropped import Repeats, count_skipped
 from jaxgpt.data.prepared.index import SPLITS, Index, write_index
 from jaxgpt.data.prepared.piece_encoder import EncodedPiece
+from jaxgpt.data.prepared.repeats import Repeats
 from jaxgpt.data.prepared.shard_writer import ShardWriter
+from jaxgpt.data.prepared.skips import count_skipped
 from jaxgpt.errors import UserError, plural
 from jaxgpt.progress import Progress
 
@@ -83,9 +84,9 @@ def _write_piece(
     """Write, drop or skip a piece, and count it in the index; return whether it completes a shard."""
     if piece.error:
         count_skipped(index["skipped"], piece.error, piece.file, piece.lost)
-    if piece.is_skipped:
+    if piece.unwritten == "unreadable":
         return False
-    if piece.is_short:
+    if piece.unwritten == "short":
         index["dropped"]["short"] += 1
         return False
     if repeats is not None and repeats.add(piece.begins_document, piece.identity):
