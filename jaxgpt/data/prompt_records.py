@@ -54,23 +54,33 @@ def read_prompt(record: Any) -> PromptRecord:
         raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
 
     prompt = messages_from_json(fields[name])
-    others = {key: fields[key] for key in (*SYSTEM_FIELDS, *TOOL_FIELDS) if key in fields}
-    messages: Any = prompt
-    if isinstance(prompt, str) and name not in LIST_FIELDS:  # not a list stored as JSON text
-        if not prompt:
-            raise UserError(f"the prompt is empty: write {EXAMPLE}")
-        text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
-        messages = [*history_messages(fields), plain_message("user", text)]
-        check_media(fields, messages)
-        if len(messages) == 1 and not others:
-            return PromptRecord(prompt, text, fields)
+    if isinstance(prompt, str) and name not in LIST_FIELDS:
+        chat = _chat_of_text(name, prompt, fields)
+    else:
+        chat = _chat_of_messages(prompt, fields)
+    return PromptRecord(prompt, chat, fields)
 
-    chat = read_record({"messages": messages, **others})
+
+def _chat_of_text(name: str, prompt: str, fields: Mapping[str, Any]) -> ChatRecord | str:
+    """Return a prompt that is a text, in the field `name`; as messages only if other messages or tools belong to it."""
+    if not prompt:
+        raise UserError(f"the prompt is empty: write {EXAMPLE}")
+    text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})
+    messages = [*history_messages(fields), plain_message("user", text)]
+    check_media(fields, messages)
+    if len(messages) == 1 and not _others(fields):
+        return text
+    return _chat_of_messages(messages, fields)
+
+
+def _chat_of_messages(messages: Any, fields: Mapping[str, Any]) -> ChatRecord:
+    """Return the conversation of a list of messages, or its JSON, with the system message and the tools of the record."""
+    chat = read_record({"messages": messages, **_others(fields)})
     assert not isinstance(chat, Pair)
     check_media(fields, chat.messages)
     if chat.messages[-1]["role"] == "assistant":
         raise UserError(ALREADY_ANSWERED)
-    return PromptRecord(prompt, chat, fields)
+    return chat
 
 
 def _field(fields: Mapping[str, Any]) -> str:
@@ -84,6 +94,11 @@ def _field(fields: Mapping[str, Any]) -> str:
 def _added(name: str) -> tuple[str, ...]:
     """Return the fields whose text belongs to the prompt in the field `name`."""
     return INPUT_FIELDS if name == "instruction" else ()
+
+
+def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with the system message and the tools."""
+    return {key: fields[key] for key in (*SYSTEM_FIELDS, *TOOL_FIELDS) if key in fields}
 
 
 def fields_for_reward(records: Iterable[Mapping[str, Any]]) -> list[str]:

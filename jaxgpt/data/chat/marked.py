@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from jaxgpt.data.chat.frame import Frame, TurnEnd
 from jaxgpt.data.chat.parts import Part
 from jaxgpt.data.chat.renderings import Renderings
-from jaxgpt.data.chat.template import Rendered
+from jaxgpt.data.chat.template import Message, Rendered
 from jaxgpt.errors import UserError
 
 Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation
@@ -25,6 +26,43 @@ class Turn(NamedTuple):
     def is_marked(self, targets: Sequence[Range]) -> bool:
         """Return whether a target begins in the answer."""
         return self.answer_end is not None and any(self.begin <= begin <= self.answer_end for begin, _ in targets)
+
+
+@dataclass
+class Marks:
+    """The targets in the text of a conversation, and the bounds of its parts, as indices of characters.
+
+    Attributes:
+        targets: ranges of targets.
+        cuts: indices at which parts begin or end, in addition to the bounds of targets.
+        omitted: ranges of messages with the weight 0, which are not targets.
+        ends: indices at which the end of a turn is missing in the text.
+    """
+
+    targets: list[Range]
+    cuts: set[int]
+    omitted: list[Range] = field(default_factory=list)
+    ends: set[int] = field(default_factory=set)
+
+    def cut_at(self, turn: Turn) -> None:
+        """Begin a part at a turn, and cut the targets that overlap the turn."""
+        self.cuts.add(turn.begin)
+        self.targets = [_within(turn, target) for target in self.targets]
+
+    def end_at_last_target(self) -> None:
+        """Drop the text after the last target."""
+        last = max(end for _, end in self.targets)
+        self.cuts = {min(cut, last) for cut in self.cuts}
+
+    def parts(self, text: str) -> list[Part]:
+        """Split the text of the conversation into parts."""
+        parts = list[Part]()
+        for begin, end in pairwise(sorted(self.cuts.union(*self.targets))):
+            is_target = _covers(self.targets, begin, end) and not _covers(self.omitted, begin, end)
+            parts.append(Part(text[begin:end], is_target))
+            if end in self.ends:
+                parts.append(Part("", is_target=not _covers(self.omitted, end, end), adds_end=True))
+        return parts
 
 
 class MarkedAnswers(NamedTuple):
@@ -50,37 +88,32 @@ class MarkedAnswers(NamedTuple):
         """
         text = renderings.prompt(len(renderings.messages)) if renderings.is_prompt else whole.text
         targets = [self._without_tail(text, begin, end) for begin, end in whole.spans]
-        cuts = {0, len(text)}
-        omitted = list[Range]()  # messages with the weight 0
-        ends = set[int]()  # indices at which the end of a turn is missing in the text
+        marks = Marks(targets, cuts={0, len(text)})
         for n in renderings.answers(first=0):
             message = renderings.messages[n]
-            is_omitted = message.get("weight") == 0
             turn = self._locate(renderings, n, text)
-            cuts.add(turn.begin)
-            targets = [_within(turn, target) for target in targets]
+            marks.cut_at(turn)
+            if turn.answer_end is not None:
+                self._add_turn(marks, turn, turn.answer_end, message)
+            elif message.get("weight") == 0 and not renderings.is_prompt:
+                # The template changes earlier text, so only its marks locate the answer.
+                marks.omitted.append(_span_of(renderings, n, whole))
 
-            # If the template changes earlier text, only the marks locate the answer, and its end is not a target.
-            if turn.answer_end is None:
-                if is_omitted and not renderings.is_prompt:
-                    omitted.append(_span_of(renderings, n, whole))
-                continue
-
-            # A template may leave a message without content, or with calls, unmarked. Its end is a target nevertheless: the
-            # model learns to end such a turn.
-            is_target = turn.is_marked(targets) or message.get("tool_calls") or not message.get("content")
-            if is_target:
-                targets.append((turn.answer_end, turn.turn_end))
-            if is_target and not self.end.text and turn.turn_end == turn.answer_end:
-                ends.add(turn.answer_end)
-            if is_omitted:
-                omitted.append((turn.begin, turn.turn_end))
-
-        # A training sequence ends with its last target.
         if not renderings.is_prompt:
-            last = max(end for _, end in targets)
-            cuts = {min(cut, last) for cut in cuts}
-        return _split(text, cuts, targets, omitted, ends)
+            marks.end_at_last_target()
+        return marks.parts(text)
+
+    def _add_turn(self, marks: Marks, turn: Turn, answer_end: int, message: Message) -> None:
+        """Add the end of a located turn, and the turn itself if its message has the weight 0."""
+        # A template may leave a message without content, or with calls, unmarked. Its end is a target nevertheless: the
+        # model learns to end such a turn.
+        is_target = turn.is_marked(marks.targets) or message.get("tool_calls") or not message.get("content")
+        if is_target:
+            marks.targets.append((answer_end, turn.turn_end))
+        if is_target and not self.end.text and turn.turn_end == answer_end:
+            marks.ends.add(answer_end)
+        if message.get("weight") == 0:
+            marks.omitted.append((turn.begin, turn.turn_end))
 
     def _locate(self, renderings: Renderings, n: int, text: str) -> Turn:
         """Locate message n in the text of a conversation."""
@@ -133,24 +166,6 @@ def _within(turn: Turn, target: Range) -> Range:
     if turn.answer_end is not None and turn.begin <= begin <= turn.turn_end < end:
         end = turn.turn_end
     return begin, end
-
-
-def _split(text: str, cuts: set[int], targets: Sequence[Range], omitted: Sequence[Range], ends: set[int]) -> list[Part]:
-    """Split a text into parts.
-
-    Args:
-        text: text of a conversation.
-        cuts: indices at which parts begin or end, in addition to the bounds of targets.
-        targets: ranges of targets.
-        omitted: ranges without targets.
-        ends: indices at which to add the end of a turn.
-    """
-    parts = list[Part]()
-    for begin, end in pairwise(sorted(cuts.union(*targets))):
-        parts.append(Part(text[begin:end], _covers(targets, begin, end) and not _covers(omitted, begin, end)))
-        if end in ends:
-            parts.append(Part("", is_target=not _covers(omitted, end, end), adds_end=True))
-    return parts
 
 
 def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:
