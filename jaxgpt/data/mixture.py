@@ -28,6 +28,14 @@ class Shares(NamedTuple):
     weights: Mapping[str, int]
 
 
+class SourceRange(NamedTuple):
+    """Consecutive ids of one source of a mixture."""
+
+    source: int  # index of the source
+    start: int  # index of the first id within the source
+    length: int
+
+
 class Mixture:
     """Sources of windows, in shares that may change during a run.
 
@@ -112,12 +120,12 @@ class Mixture:
         """Return the index of the source of a stream; -1: the source is not open."""
         return self.streams.index(stream) if stream in self.streams else -1
 
-    def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of the n ids from index `start`: source index, index within the source, length."""
+    def parts(self, start: int, n: int) -> Iterator[SourceRange]:
+        """Yield the parts of the n ids from index `start`, one for each source that overlaps this range."""
         for index, (first, end) in enumerate(itertools.pairwise(self.offsets)):
             begin = max(start, first)
             if begin < min(start + n, end):
-                yield index, begin - first, min(start + n, end) - begin
+                yield SourceRange(index, begin - first, min(start + n, end) - begin)
 
     def take(self, start: int, n: int) -> np.ndarray:
         """Return a copy of the n ids from index `start`, int32."""

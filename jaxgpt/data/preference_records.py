@@ -114,12 +114,13 @@ def _split_prompt(fields: Mapping[str, Any]) -> _Parts:
     if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
         raise UserError(ALREADY_ANSWERED)
 
-    parts = _Parts(field, prompt, chosen, rejected)
     if isinstance(chosen, list) and isinstance(rejected, list):
         parts = _split_messages(field, prompt, chosen, rejected)
     elif isinstance(chosen, str) and isinstance(rejected, str) and prompt is None:
         _check_without_prompt(fields)
         parts = _split_texts(chosen, rejected)
+    else:
+        parts = _Parts(field, prompt, chosen, rejected)
     if parts.prompt is None:
         _check_without_prompt(fields)
         raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
@@ -176,11 +177,11 @@ def _split_messages(field: str, prompt: Any, chosen: list[Any], rejected: list[A
     messages = [comparable(message) for message in chosen]
     shared = _shared(messages, [comparable(message) for message in rejected])
     if isinstance(prompt, list):
-        shared = _repeated([comparable(message) for message in prompt], messages[:shared])
-    elif shared:
-        field = "prompt"
-        prompt = _with_request(chosen[:shared], prompt)
-    return _Parts(field, prompt, chosen[shared:], rejected[shared:])
+        repeated = _repeated([comparable(message) for message in prompt], messages[:shared])
+        return _Parts(field, prompt, chosen[repeated:], rejected[repeated:])
+    if not shared:
+        return _Parts(field, prompt, chosen, rejected)
+    return _Parts("prompt", _with_request(chosen[:shared], prompt), chosen[shared:], rejected[shared:])
 
 
 def _split_texts(chosen: str, rejected: str) -> _Parts:

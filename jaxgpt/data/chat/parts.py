@@ -45,43 +45,32 @@ class RenderedAnswers(NamedTuple):
         if renderings.messages[0]["role"] == "assistant" and not renderings.is_prompt:
             raise UserError("the first message has the role assistant: begin with a user message")
 
-        sequences = list[list[Part]]()
-        text: str | None = None  # text of the last sequence; None: the next answer begins a new sequence
+        sequences = list[_Sequence]()
+        current: _Sequence | None = None  # None: the next answer begins a new sequence
         for n in renderings.answers():
-            prompt = renderings.prompt(n)
             answer = self._answer(renderings, n) or self._answer_of_turn(renderings, n)
             if answer is None and not renderings.is_prompt:
                 raise _not_located(renderings, n)
             if answer is None:
-                text = None
+                current = None
                 continue
 
-            self._continue_last(sequences, text, prompt)
+            current = self._continued(sequences, current, renderings.prompt(n))
             if renderings.messages[n].get("weight") == 0:
                 answer = [part._replace(is_target=False) for part in answer]
-            sequences[-1] += answer
-            text = prompt + "".join(part.text for part in answer)
+            current.append(answer)
 
         if renderings.is_prompt:
-            self._continue_last(sequences, text, renderings.prompt(len(renderings.messages)))
-        return sequences
+            self._continued(sequences, current, renderings.prompt(len(renderings.messages)))
+        return [sequence.parts for sequence in sequences]
 
-    def _continue_last(self, sequences: list[list[Part]], text: str | None, prompt: str) -> None:
-        """Continue the last sequence to a prompt that begins with its text, `text`; otherwise, begin a new sequence."""
-        if text is None or not prompt.startswith(text):
-            sequences.append([])
-            text = ""
-        self._continue(sequences[-1], prompt[len(text) :])
-
-    def _continue(self, parts: list[Part], text: str) -> None:
-        """Append text that is not a target; if it begins with the added end, this token is the end of the last answer."""
-        last = parts[-1] if parts else Part("")
-        name = self.end.added
-        if last.adds_end and name and text.startswith(name):
-            parts[-1] = last._replace(adds_end=False)
-            parts.append(Part(name, last.is_target))
-            text = text.removeprefix(name)
-        parts.append(Part(text))
+    def _continued(self, sequences: list[_Sequence], current: _Sequence | None, prompt: str) -> _Sequence:
+        """Continue a sequence to a prompt that begins with its text; otherwise, append a new sequence. Return the sequence."""
+        if current is None or not prompt.startswith(current.text):
+            current = _Sequence(self.end.added)
+            sequences.append(current)
+        current.extend_to(prompt)
+        return current
 
     def _answer(self, renderings: Renderings, n: int) -> list[Part] | None:
         """Return the parts of message n, rendered as the last message; None: the rendering does not begin with the prompt."""
@@ -114,6 +103,40 @@ class RenderedAnswers(NamedTuple):
         if not begin:  # also 0, because nothing is before the request
             return None
         return self._answer(renderings.since(begin), n - begin)
+
+
+class _Sequence:
+    """A sequence of parts: the beginning of a conversation, up to the last answer so far.
+
+    Args:
+        added_end: name of the control token that ends an answer without a rendered end (`TurnEnd.added`).
+
+    Attributes:
+        parts: the parts so far.
+        text: their text.
+    """
+
+    def __init__(self, added_end: str) -> None:
+        self.parts = list[Part]()
+        self.text = ""
+        self._added_end = added_end
+
+    def append(self, answer: list[Part]) -> None:
+        """Append the parts of an answer."""
+        self.parts += answer
+        self.text += "".join(part.text for part in answer)
+
+    def extend_to(self, prompt: str) -> None:
+        """Append the remainder of a prompt, which is not a target, except the added end if the remainder begins with it."""
+        text = prompt.removeprefix(self.text)
+        last = self.parts[-1] if self.parts else Part("")
+        name = self._added_end
+        if last.adds_end and name and text.startswith(name):
+            self.parts[-1] = last._replace(adds_end=False)
+            self.parts.append(Part(name, last.is_target))
+            text = text.removeprefix(name)
+        self.parts.append(Part(text))
+        self.text = prompt
 
 
 def _not_located(renderings: Renderings, n: int) -> UserError:
