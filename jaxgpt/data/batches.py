@@ -61,9 +61,9 @@ class Epochs:
             )
         self._seed = seed
         self._name = name
-        stride = 1 if split.indexed else stride
-        self._stride = stride or block_size
-        self._phases = 1 if stride else min(block_size, self.count)  # number of possible offsets of an epoch
+        self._stride = 1 if split.indexed else stride or block_size
+        has_offset = not split.indexed and not stride
+        self._phases = min(block_size, self.count) if has_offset else 1  # number of possible offsets of an epoch
         self.per_epoch = (self.count - self._phases) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:

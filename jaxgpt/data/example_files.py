@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.chat.files import Files, RecordKind, find_files, no_records, read_files
-from jaxgpt.data.files.skipped import Skipped, reason_of
+from jaxgpt.data.files.skipped import Skipped, UnusableRecord, reason_of
 from jaxgpt.data.tokens import Split
 from jaxgpt.errors import UserError
 from jaxgpt.progress import Progress
@@ -16,6 +16,12 @@ from jaxgpt.progress import Progress
 R = TypeVar("R")  # record, read but not encoded
 T = TypeVar("T")  # encoded example
 S = TypeVar("S", bound=Split)
+
+
+class DoesNotFit(UnusableRecord):
+    """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
+
+    reason = "that do not fit a window"
 
 
 class Loaded(NamedTuple, Generic[S]):

@@ -8,14 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxgpt.data.files.skipped import UnusableRecord
-
-
-class DoesNotFit(UnusableRecord):
-    """The error for a record that leaves no room for an answer, or for a difference between answers, in a window."""
-
-    reason = "that do not fit a window"
-
 
 class ExampleSplit(ABC):
     """A split of examples, with the interface of `tokens.Split`; the start of a row is the index of its example."""

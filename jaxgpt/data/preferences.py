@@ -18,9 +18,9 @@ from jaxgpt.data.chat.files import find_files
 from jaxgpt.data.chat.formats import Formats, formats_of
 from jaxgpt.data.chat.records import ChatRecord, Pair
 from jaxgpt.data.conversations import encode_conversation
-from jaxgpt.data.example_files import Loaded, hold_out, read_examples
+from jaxgpt.data.example_files import DoesNotFit, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import describe_preferences, notes_on_split, notes_on_templates
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit
+from jaxgpt.data.examples import ExampleSplit
 from jaxgpt.data.files.records import read_records
 from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.preference_records import PREFERENCE_PAIRS, EqualAnswers, PreferenceRecord, is_preference

@@ -14,9 +14,9 @@ from jaxgpt.data.chat.encoding import ChatFormat, stop_ids
 from jaxgpt.data.chat.formats import formats_of
 from jaxgpt.data.chat.messages import plain_message
 from jaxgpt.data.chat.records import ChatRecord
-from jaxgpt.data.example_files import Loaded, hold_out, read_examples
+from jaxgpt.data.example_files import DoesNotFit, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import notes_on_prompts, notes_on_split
-from jaxgpt.data.examples import DoesNotFit, ExampleSplit
+from jaxgpt.data.examples import ExampleSplit
 from jaxgpt.data.files.skipped import Skipped, UnusableRecord
 from jaxgpt.data.prompt_records import PROMPTS, PromptRecord
 from jaxgpt.data.tokenizers.base import Tokenizer

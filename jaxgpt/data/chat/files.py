@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Files(NamedTuple):
-    """The files of conversations at a path."""
+    """The files of records at a path, by split."""
 
     train: list[Path]
     val: list[Path]  # empty: a fraction of `train` is held out
@@ -37,7 +37,7 @@ class Files(NamedTuple):
 
 
 def find_files(path: Path) -> Files:
-    """List the files of conversations at a path.
+    """List the files of records at a path.
 
     In a directory, the words train and val (or validation) in the path of a file determine its split, as for token files.
     Files without these words are for training if no file has the word train. If all files have the word val, all are for
@@ -48,8 +48,8 @@ def find_files(path: Path) -> Files:
     by_split: dict[str, list[Path]] = {"train": [], "val": [], "": []}  # "": no word in the path determines the split
     for file in list_files(path).files:
         if holds_records(file):
-            words = Path("-".join(file.relative_to(path).parts))
-            by_split[split_of(words)].append(file)
+            joined = Path("-".join(file.relative_to(path).parts))  # the words of directories count, too
+            by_split[split_of(joined)].append(file)
 
     if by_split["train"]:
         return Files(train=by_split["train"], val=by_split["val"], unused=by_split[""])
