@@ -50,16 +50,28 @@ def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialToken
         if key in ids:
             entries[name] = tokens[ids[key]]
 
+    generation = _generation(ids, _turn_ends(tokens, types))
+    return SpecialTokens(generation, entries)
+
+
+def _generation(ids: Mapping[str, int], turn_ends: Sequence[int]) -> dict[str, Any]:
+    """Return the entries of generation_config.json, from ids keyed as in the metadata, and further ids that end a turn."""
     generation: dict[str, Any] = {}
     if BOS in ids:
         generation["bos_token_id"] = ids[BOS]
     if PAD in ids:
         generation["pad_token_id"] = ids[PAD]
-    turn_ends = [i for i, token in enumerate(tokens) if token in TURN_ENDS and types[i : i + 1] == [CONTROL]]
-    ends = list(dict.fromkeys([*(ids[key] for key in END_KEYS if key in ids), *turn_ends]))
+    ends = [ids[key] for key in END_KEYS if key in ids]
+    ends = list(dict.fromkeys([*ends, *turn_ends]))
     if ends:
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    return SpecialTokens(generation, entries)
+    return generation
+
+
+def _turn_ends(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
+    """Return the ids of the control tokens in `TURN_ENDS`; [] if the file has no types."""
+    typed = enumerate(zip(tokens, types, strict=False))
+    return [i for i, (token, kind) in typed if token in TURN_ENDS and kind == CONTROL]
 
 
 def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
