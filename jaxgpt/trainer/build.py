@@ -34,61 +34,6 @@ from jaxgpt.trainer.run_step import host_hyperparameters
 from jaxgpt.trainer.states import abstract, fresh
 
 
-def make_program(
-    config: Config,
-    mesh: Mesh,
-    *,
-    optimizer: optax.GradientTransformation | None = None,
-    rules: Rules = RULES,
-    frozen: Any = None,
-    frozen_model: ModelConfig | None = None,
-    model: GPT | None = None,
-    objective: Objective | None = None,
-    objective_of: Callable[[GPT], Objective] | None = None,
-    ops: Ops | None = None,
-) -> Program:
-    """Make the program of a config on a mesh of this machine's devices, or of planned hardware. `build` adds the arrays.
-
-    Arguments as for `build`, except that `rules` is the complete sharding table, and `frozen` may be abstract.
-    """
-    ops = ops or best(config, mesh)
-    given = parts_of_build(config, model, objective, objective_of, optimizer)
-
-    # Shapes.
-    make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
-    shapes = jax.eval_shape(make, 0)
-    arrays = abstract(config, mesh, rules, shapes, frozen_shapes(config, shapes, frozen, frozen_model))
-
-    # Functions. Only the default objective changes the order of the tokens.
-    order = None
-    ordered_ops = ops
-    if model is None:
-        cls = ScannedGPT if config.train.scan_layers else GPT
-        model = cls(config.model, ops, POLICIES[config.train.remat])
-        ordered_ops, order = in_balanced_order(config, ops)
-    if objective_of is not None:
-        objective = objective_of(model)
-    if objective is None:
-        ordered = model if order is None else model.clone(ops=ordered_ops)
-        objective = next_token_loss(ordered.apply, config.train.loss_chunk, router_penalties(config), order)
-    if config.lora.rank:
-        objective = with_adapters(objective, config.lora.alpha)
-
-    return Program(
-        config=config,
-        mesh=mesh,
-        rules=rules,
-        ops=ops,
-        model=model,
-        objective=objective,
-        optimizer=optimizer,
-        abstract=arrays,
-        fresh=make,
-        hyperparameters=host_hyperparameters(config),
-        given=given,
-    )
-
-
 def build(
     config: Config,
     optimizer: optax.GradientTransformation | None = None,
@@ -167,6 +112,84 @@ def build(
     return with_arrays(program, frozen)
 
 
+def make_program(
+    config: Config,
+    mesh: Mesh,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    rules: Rules = RULES,
+    frozen: Any = None,
+    frozen_model: ModelConfig | None = None,
+    model: GPT | None = None,
+    objective: Objective | None = None,
+    objective_of: Callable[[GPT], Objective] | None = None,
+    ops: Ops | None = None,
+) -> Program:
+    """Make the program of a config on a mesh of this machine's devices, or of planned hardware. `build` adds the arrays.
+
+    Arguments as for `build`, except that `rules` is the complete sharding table, and `frozen` may be abstract.
+    """
+    ops = ops or best(config, mesh)
+    given = parts_of_build(config, model, objective, objective_of, optimizer)
+
+    # Shapes.
+    make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
+    shapes = jax.eval_shape(make, 0)
+    arrays = abstract(config, mesh, rules, shapes, frozen_shapes(config, shapes, frozen, frozen_model))
+
+    # Functions.
+    is_given = model is not None
+    if model is None:
+        cls = ScannedGPT if config.train.scan_layers else GPT
+        model = cls(config.model, ops, POLICIES[config.train.remat])
+    if objective_of is not None:
+        objective = objective_of(model)
+    if objective is None:
+        objective = _next_token_objective(config, model, may_reorder=not is_given)
+    if config.lora.rank:
+        objective = with_adapters(objective, config.lora.alpha)
+
+    return Program(
+        config=config,
+        mesh=mesh,
+        rules=rules,
+        ops=ops,
+        model=model,
+        objective=objective,
+        optimizer=optimizer,
+        abstract=arrays,
+        fresh=make,
+        hyperparameters=host_hyperparameters(config),
+        given=given,
+    )
+
+
+def _next_token_objective(config: Config, model: GPT, may_reorder: bool) -> Objective:
+    """Make the default objective; `may_reorder`: the model may receive the tokens in a different order (`mesh.context`)."""
+    order = None
+    if may_reorder:
+        ops, order = in_balanced_order(config, model.ops)
+        model = model.clone(ops=ops)
+    return next_token_loss(model.apply, config.train.loss_chunk, router_penalties(config), order)
+
+
+def with_arrays(program: Program, frozen: Any = None) -> Program:
+    """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
+    arrays = frozen_arrays(program, frozen, program.abstract.frozen)
+    on_mesh = jax.jit(lambda values: values, out_shardings=replicated(program.mesh))
+    hyperparameters = on_mesh(host_hyperparameters(program.config))
+    return replace(program, hyperparameters=hyperparameters, frozen=arrays)
+
+
+def check_remat(policy: str, device: jax.Device) -> None:
+    """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if policy == "offload" and "pinned_host" not in kinds:
+        raise UserError(
+            f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
+        )
+
+
 def _check_parts(config: Config, model: GPT | None, ops: Ops | None) -> None:
     """Check that a given model and given operations support the settings."""
     if ops is not None and config.model.dropout and ops.attend is not attend:
@@ -198,20 +221,3 @@ def replicated_note(opt_state: Any, mesh: Mesh) -> str:
     if not can_be_sharded:
         return f"{share}: neither fsdp nor tensor divides a dimension of these arrays"
     return f"{share}: to shard it, return its arrays from init in nn.Partitioned, with logical axes"
-
-
-def with_arrays(program: Program, frozen: Any = None) -> Program:
-    """Return a program with its arrays on the devices: `frozen` as in `build`, and the hyperparameters."""
-    arrays = frozen_arrays(program, frozen, program.abstract.frozen)
-    on_mesh = jax.jit(lambda values: values, out_shardings=replicated(program.mesh))
-    hyperparameters = on_mesh(host_hyperparameters(program.config))
-    return replace(program, hyperparameters=hyperparameters, frozen=arrays)
-
-
-def check_remat(policy: str, device: jax.Device) -> None:
-    """Raise `UserError` if a device lacks the pinned host memory that the policy `offload` needs."""
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    if policy == "offload" and "pinned_host" not in kinds:
-        raise UserError(
-            f"train.remat offload needs pinned host memory, which {device.platform} devices lack: use --train.remat dots"
-        )

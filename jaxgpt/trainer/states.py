@@ -108,7 +108,7 @@ def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: An
 
 
 def random_state(mesh: Mesh, make: Callable[[jax.typing.ArrayLike], Fresh], seed: int, like: TrainState) -> TrainState:
-    """Compute the initial state with random parameters, from a function as `fresh` and its seed."""
+    """Compute the initial state with random parameters; `make` is `fresh` of a config, a function of the seed."""
     return compute(mesh, lambda seed: nn.unbox(make(seed).state), seed, like)
 
 
