@@ -89,9 +89,13 @@ def tiles(T: int, window: int) -> list[Tile]:
 
 
 class _Inputs(NamedTuple):
-    """The inputs of the forward pass; N: the heads of all rows, or of a group.
+    """The inputs of attention; N: the heads of all rows, or of a group.
 
-    `document_NT` is None for rows of one document.
+    Attributes:
+        q_NTH: queries.
+        k_NSH: keys; before `with_heads_of_queries`, they may have fewer heads, as may the values.
+        v_NSH: values.
+        document_NT: document of each token; None: rows of one document.
     """
 
     q_NTH: Array
@@ -99,29 +103,19 @@ class _Inputs(NamedTuple):
     v_NSH: Array
     document_NT: Array | None
 
+    def with_heads_of_queries(self) -> _Inputs:
+        """Repeat the heads of keys and values to match the query heads."""
+        queries_per_key = len(self.q_NTH) // len(self.k_NSH)
+        k_NSH = jnp.repeat(self.k_NSH, queries_per_key, axis=0)
+        v_NSH = jnp.repeat(self.v_NSH, queries_per_key, axis=0)
+        return self._replace(k_NSH=k_NSH, v_NSH=v_NSH)
 
-class _Residuals(NamedTuple):
-    """Values of the forward pass that the backward pass needs; keys and values may have fewer heads than queries."""
 
-    q_NTH: Array
-    k_NSH: Array
-    v_NSH: Array
-    document_NT: Array | None
+class _Results(NamedTuple):
+    """The results of the forward pass: the output, and the log-sum-exp of the scores of each query."""
+
     out_NTH: Array
     lse_NT: Array
-
-
-class _BackwardInputs(NamedTuple):
-    """The inputs of the backward pass; N: the heads of all rows, or of a group."""
-
-    q_NTH: Array
-    k_NSH: Array
-    v_NSH: Array
-    out_NTH: Array
-    lse_NT: Array
-    dout_NTH: Array
-    k_NHS: Array  # the keys, transposed
-    document_NT: Array | None
 
 
 class _PartOfDq(NamedTuple):
@@ -139,28 +133,26 @@ def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | N
     return out
 
 
-def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, _Residuals]:
-    forward = functools.partial(_forward_heads, window)
-    k_of_q, v_of_q = _for_each_query(q, k, v)
-    out_and_lse = _over_heads(forward, _Inputs(q, k_of_q, v_of_q, document_NT))
+def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, tuple[_Inputs, _Results]]:
+    inputs = _Inputs(q, k, v, document_NT)
+    results = _over_heads(functools.partial(_forward_heads, window), inputs.with_heads_of_queries())
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
-    out, lse = checkpoint_name(out_and_lse, ATTENTION_RESULTS)
-    return out, _Residuals(q, k, v, document_NT, out, lse)
+    results = checkpoint_name(results, ATTENTION_RESULTS)
+    return results.out_NTH, (inputs, results)
 
 
-def _backward(window: int, residuals: _Residuals, dout: Array) -> tuple[Array | None, ...]:
-    q, k, v, document_NT, out, lse = residuals
-    backward = functools.partial(_backward_heads, window)
-    k_of_q, v_of_q = _for_each_query(q, k, v)
+def _backward(window: int, saved: tuple[_Inputs, _Results], dout: Array) -> tuple[Array | None, ...]:
+    inputs, results = saved
+    repeated = inputs.with_heads_of_queries()
     # Transpose the keys outside the loop: inside, XLA would fuse the transposition with the product.
-    k_NHS = k_of_q.swapaxes(1, 2)
-    inputs = _BackwardInputs(q, k_of_q, v_of_q, out, lse, dout, k_NHS, document_NT)
-    dq, dk_of_q, dv_of_q = _over_heads(backward, inputs)
+    k_NHS = repeated.k_NSH.swapaxes(1, 2)
+    backward = functools.partial(_backward_heads, window)
+    dq, dk_of_q, dv_of_q = _over_heads(backward, repeated, results, dout, k_NHS)
 
     # A key head that serves several query heads receives the sum of their gradients.
     def of_key_heads(gradient: Array) -> Array:
-        by_key_head = gradient.reshape(len(k), -1, *gradient.shape[1:])
-        return by_key_head.sum(1).astype(k.dtype)
+        by_key_head = gradient.reshape(len(inputs.k_NSH), -1, *gradient.shape[1:])
+        return by_key_head.sum(1).astype(inputs.k_NSH.dtype)
 
     return dq, of_key_heads(dk_of_q), of_key_heads(dv_of_q), None
 
@@ -168,26 +160,20 @@ def _backward(window: int, residuals: _Residuals, dout: Array) -> tuple[Array | 
 _attention.defvjp(_forward, _backward)
 
 
-def _for_each_query(q: Array, *keys: Array) -> list[Array]:
-    """Repeat the heads of keys or values to match the query heads."""
-    queries_per_key = len(q) // len(keys[0])
-    return [jnp.repeat(x, queries_per_key, axis=0) for x in keys]
-
-
-def _over_heads(function: Callable[..., Any], arrays: _Inputs | _BackwardInputs) -> Any:
-    """Map `function` over groups of heads, as large as `SCORES` allows."""
-    N, T = arrays.q_NTH.shape[:2]
+def _over_heads(function: Callable[..., Any], inputs: _Inputs, *others: Any) -> Any:
+    """Map `function(inputs, *others)` over groups of heads, as large as `SCORES` allows."""
+    N, T, _ = inputs.q_NTH.shape
     scores_per_head = tile_size(T) * T
     divisors = [n for n in range(1, N + 1) if N % n == 0]
     heads = max(n for n in divisors if n == 1 or n * scores_per_head <= SCORES)
 
-    groups = jax.tree.map(lambda x: x.reshape(-1, heads, *x.shape[1:]), arrays)
-    results = jax.lax.map(function, groups)
+    groups = jax.tree.map(lambda x: x.reshape(-1, heads, *x.shape[1:]), (inputs, *others))
+    results = jax.lax.map(lambda group: function(*group), groups)
     return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
 
 
-def _forward_heads(window: int, inputs: _Inputs) -> tuple[Array, Array]:
-    """Compute attention for a group of heads; return the output and each query's log-sum-exp."""
+def _forward_heads(window: int, inputs: _Inputs) -> _Results:
+    """Compute attention for a group of heads."""
     q_NTH, k_NSH, v_NSH, document_NT = inputs
     slot = jnp.arange(k_NSH.shape[1])
     outs = []
@@ -212,12 +198,18 @@ def _forward_heads(window: int, inputs: _Inputs) -> tuple[Array, Array]:
 
         outs.append(out_NTH.astype(v.dtype))
         lses.append(lse_NT1[..., 0])
-    return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
+    return _Results(jnp.concatenate(outs, 1), jnp.concatenate(lses, 1))
 
 
-def _backward_heads(window: int, inputs: _BackwardInputs) -> tuple[Array, Array, Array]:
-    """Compute dq, dk and dv for a group of heads, with scores `[N, S, T]` to avoid transpositions."""
-    q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = inputs
+def _backward_heads(
+    window: int, inputs: _Inputs, results: _Results, dout_NTH: Array, k_NHS: Array
+) -> tuple[Array, Array, Array]:
+    """Compute dq, dk and dv for a group of heads, with scores `[N, S, T]` to avoid transpositions.
+
+    `dout_NTH` is the gradient of the output, and `k_NHS` the transposed keys.
+    """
+    q_NTH, k_NSH, v_NSH, document_NT = inputs
+    out_NTH, lse_NT = results
     dtype = q_NTH.dtype
     slot = jnp.arange(k_NSH.shape[1])
     all_tiles = tiles(len(slot), window)
@@ -247,20 +239,27 @@ def _backward_heads(window: int, inputs: _BackwardInputs) -> tuple[Array, Array,
         dq_NHT = _product("NHS,NST->NHT", k_NHS[:, :, keys], dscores_NST)
         dq_parts.append(_PartOfDq(tile.start, tile.end_query, dq_NHT))
 
-    # Each tile of queries receives a part of its gradient from every tile of keys that it attends to.
+    dq_NTH = _joined_dq(all_tiles, dq_parts).swapaxes(1, 2)
+    return dq_NTH.astype(dtype), jnp.concatenate(dks, 1), jnp.concatenate(dvs, 1)
+
+
+def _joined_dq(all_tiles: list[Tile], parts: list[_PartOfDq]) -> Array:
+    """Return dq of all queries, `[N, H, T]`: each tile of queries has a part from every tile of keys that it attends to."""
     dqs = []
     for tile in all_tiles:
         terms = []
-        for part in dq_parts:
+        for part in parts:
             if part.start <= tile.start < part.end:
                 terms.append(part.dq_NHT[:, :, tile.start - part.start : tile.end - part.start])
         dqs.append(sum(terms))
-    dq_NHT = jnp.concatenate(dqs, 2)
-    return dq_NHT.swapaxes(1, 2).astype(dtype), jnp.concatenate(dks, 1), jnp.concatenate(dvs, 1)
+    return jnp.concatenate(dqs, 2)
 
 
 def _mask(query: Any, key: Any, slot: Array, document_NT: Array | None, window: int) -> Array:
-    """Compute the mask of indexed queries and keys in the layout of the scores; transposing a mask would be slower."""
+    """Compute the mask of queries and keys in the layout of the scores; transposing a mask would be slower.
+
+    `query` and `key` are indices of a sequence, such as `np.s_[0:4, None]`, with None for the axis of the other.
+    """
     distance = slot[query] - slot[key]
     mask = distance >= 0
     if window:
