@@ -1,9 +1,9 @@
-"""The division of the arrays of attention over the devices of a mesh."""
+"""The arrays of attention among the tokens of rows, and their division over the devices of a mesh."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
@@ -13,14 +13,38 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Positions
 
 
+class AttentionInputs(NamedTuple):
+    """The arrays of attention without a cache, of all devices or of one device.
+
+    Attributes:
+        q_BTNH: queries.
+        k_BKSH: keys of the same tokens.
+        v_BKHS: values of the same tokens.
+        place: positions of the same tokens.
+        row_place: positions of all tokens of the rows: they are small, so each device has all.
+    """
+
+    q_BTNH: Array
+    k_BKSH: Array
+    v_BKHS: Array
+    place: Positions
+    row_place: Positions
+
+
 class Division(NamedTuple):
-    """The sharding of each array of attention over the devices."""
+    """The sharding of each of the `AttentionInputs` over the devices, by field; the output is sharded like the queries."""
 
     queries: PartitionSpec
     k: PartitionSpec
     v: PartitionSpec
-    place: PartitionSpec  # positions of the tokens of a device
-    row_place: PartitionSpec  # positions of whole rows: they are small, so each device has all
+    place: PartitionSpec
+    row_place: PartitionSpec
+
+    @property
+    def inputs(self) -> Any:
+        """The sharding of `AttentionInputs`, as `jax.shard_map` reads it."""
+        specs: Any = tuple(self)
+        return AttentionInputs(*specs)
 
     @property
     def axes(self) -> tuple[str, ...]:

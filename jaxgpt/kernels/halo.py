@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.division import AttentionInputs
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions
 
@@ -76,7 +77,19 @@ def join_chunks(x: Array, axis: int, chunks: int) -> Array:
     return jnp.concatenate(jnp.split(x, chunks, 0), axis)
 
 
-def split_place(place: Positions, chunks: int, rows: int) -> Positions:
+def split_inputs(inputs: AttentionInputs, chunks: int) -> AttentionInputs:
+    """Put the chunks of a device in separate rows; `row_place` is unchanged."""
+    place = _split_place(inputs.place, chunks, rows=len(inputs.q_BTNH))
+    return AttentionInputs(
+        q_BTNH=split_chunks(inputs.q_BTNH, 1, chunks),
+        k_BKSH=split_chunks(inputs.k_BKSH, 2, chunks),
+        v_BKHS=split_chunks(inputs.v_BKHS, 3, chunks),
+        place=place,
+        row_place=inputs.row_place,
+    )
+
+
+def _split_place(place: Positions, chunks: int, rows: int) -> Positions:
     """Put the positions of the chunks of a device in separate rows, for arrays with this number of rows."""
 
     def split(x_BT: Array) -> Array:

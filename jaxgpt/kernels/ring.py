@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.kernels import online
+from jaxgpt.kernels.division import AttentionInputs
 from jaxgpt.kernels.online import BackwardInputs, Keys, Queries, Rule, Softmax
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Positions
@@ -74,13 +75,11 @@ class Gradients(NamedTuple):
     dv_BKHS: Array
 
 
-def ring_forward(
-    ring: Ring, rule: Rule, queries: Queries, k_BKSH: Array, v_BKHS: Array, row_place: Positions, state: Softmax
-) -> Softmax:
-    """Add the keys of each device to the softmax, starting with this device."""
+def ring_forward(ring: Ring, rule: Rule, queries: Queries, inputs: AttentionInputs, state: Softmax) -> Softmax:
+    """Add the keys of each device to the softmax of the tiled `queries`, starting with this device."""
 
     def add(keys: Moving, state: Softmax) -> Softmax:
-        return online.add_keys(queries, keys.with_positions(row_place), state, rule)
+        return online.add_keys(queries, keys.with_positions(inputs.row_place), state, rule)
 
     def hop(carry: tuple[Moving, Softmax], _: None) -> tuple[tuple[Moving, Softmax], None]:
         keys, state = carry
@@ -88,7 +87,7 @@ def ring_forward(
         next_keys = ring.to_next(keys)
         return (next_keys, add(keys, state)), None
 
-    own = Moving(k_BKSH, v_BKHS, ring.index())
+    own = Moving(inputs.k_BKSH, inputs.v_BKHS, ring.index())
     (last, state), _ = jax.lax.scan(hop, (own, state), length=ring.size() - 1)
     return add(last, state)
 
@@ -98,16 +97,14 @@ def ring_backward(
     rule: Rule,
     queries: Queries,
     saved: BackwardInputs,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    row_place: Positions,
+    inputs: AttentionInputs,
     dq_nBKGtH: Array,
 ) -> tuple[Array, Gradients]:
     """Return dq plus the terms of all keys, and the gradients of this device's keys and values."""
     Carry = tuple[Moving, Array, Gradients]
 
     def add(keys: Moving, dq_nBKGtH: Array, sums: Gradients) -> tuple[Array, Gradients]:
-        placed_keys = keys.with_positions(row_place)
+        placed_keys = keys.with_positions(inputs.row_place)
         dq_nBKGtH, dk_BKSH, dv_BKHS = online.gradients(queries, saved, placed_keys, dq_nBKGtH, rule)
         return dq_nBKGtH, Gradients(sums.dk_BKSH + dk_BKSH, sums.dv_BKHS + dv_BKHS)
 
@@ -116,8 +113,8 @@ def ring_backward(
         dq_nBKGtH, sums = add(keys, dq_nBKGtH, sums)
         return (ring.to_next(keys), dq_nBKGtH, ring.to_next(sums)), None
 
-    own = Moving(k_BKSH, v_BKHS, ring.index())
-    zeros = Gradients(jnp.zeros(k_BKSH.shape, jnp.float32), jnp.zeros(v_BKHS.shape, jnp.float32))
+    own = Moving(inputs.k_BKSH, inputs.v_BKHS, ring.index())
+    zeros = Gradients(jnp.zeros(inputs.k_BKSH.shape, jnp.float32), jnp.zeros(inputs.v_BKHS.shape, jnp.float32))
     (last, dq_nBKGtH, sums), _ = jax.lax.scan(hop, (own, dq_nBKGtH, zeros), length=ring.size() - 1)
     dq_nBKGtH, sums = add(last, dq_nBKGtH, sums)
     # The last move returns the gradients to the device of their keys.

@@ -25,15 +25,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.kernels import online
 from jaxgpt.kernels.devices import on_mesh, with_heads_of_queries
-from jaxgpt.kernels.division import division_of
+from jaxgpt.kernels.division import AttentionInputs, division_of
 from jaxgpt.kernels.gather import Gathered, gather_keys, scatter_gradients
 from jaxgpt.kernels.halo import (
     Halo,
     halo_places,
     halo_size,
     join_chunks,
-    split_chunks,
-    split_place,
+    split_inputs,
     with_halo,
     without_halo,
 )
@@ -41,26 +40,22 @@ from jaxgpt.kernels.online import Keys, Rule
 from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.ring import Ring, ring_backward, ring_forward
 from jaxgpt.ops import Array, AttendFn
-from jaxgpt.ops.attention import Edit, Positions, Visible, attend
+from jaxgpt.ops.attention import Edit, Visible, attend
 
 # How a device receives the keys that its queries attend to.
 Exchange = Gathered | Ring | Halo
 
 
 class Residuals(NamedTuple):
-    """Values of the forward pass that the backward pass needs: the arguments and results of one device.
+    """Values of the forward pass that the backward pass needs, on one device.
 
     Attributes:
-        place: positions of the tokens of the device.
-        row_place: positions of whole rows.
+        inputs: the arguments.
+        out_BTNH: the output.
         lse_nBKGt: log-sum-exp of the scores, in tiles.
     """
 
-    q_BTNH: Array
-    k_BKSH: Array
-    v_BKHS: Array
-    place: Positions
-    row_place: Positions
+    inputs: AttentionInputs
     out_BTNH: Array
     lse_nBKGt: Array
 
@@ -157,125 +152,98 @@ def _attention(
     exchange: Exchange, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float
 ) -> Array:
     """Divide the arrays over the devices, and compute attention on each."""
-    place = visible.query
     local = functools.partial(_local, exchange, visible.window, scale)
+    # The positions are passed twice: sharded like the queries, and for whole rows.
+    place = visible.query
     if not on_mesh():
-        return local(q_BTNH, k_BKSH, v_BKHS, place, place)
+        return local(AttentionInputs(q_BTNH, k_BKSH, v_BKHS, place, row_place=place))
 
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
     division = division_of(q_BTNH, place)
     # check_vma=False: the derivative is defined on each device.
-    divided = jax.shard_map(local, in_specs=tuple(division), out_specs=division.queries, check_vma=False)
-    # The positions are passed twice: sharded like the queries, and for whole rows.
-    return divided(q_BTNH, k_BKSH, v_BKHS, place, place)
+    divided = jax.shard_map(local, in_specs=(division.inputs,), out_specs=division.queries, check_vma=False)
+    return divided(AttentionInputs(q_BTNH, k_BKSH, v_BKHS, place, row_place=place))
 
 
-def _local(
-    exchange: Exchange,
-    window: int,
-    scale: float,
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    place: Positions,
-    row_place: Positions,
-) -> Array:
+def _local(exchange: Exchange, window: int, scale: float, inputs: AttentionInputs) -> Array:
     """Compute attention on one device; with a halo, each chunk of its tokens is a row."""
-    B, T, N, _ = q_BTNH.shape
-    out_BTNH: Array
-    if not isinstance(exchange, Halo):
-        rule = Rule(window, scale, online.tile_size(T, B, N))
-        out_BTNH = _on_device(exchange, rule, q_BTNH, k_BKSH, v_BKHS, place, row_place)
-        return out_BTNH
-
-    chunks = exchange.chunks
-    place = split_place(place, chunks, B)
-    q_BTNH = split_chunks(q_BTNH, 1, chunks)
-    k_BKSH = split_chunks(k_BKSH, 2, chunks)
-    v_BKHS = split_chunks(v_BKHS, 3, chunks)
-    rule = Rule(window, scale, online.tile_size(T // chunks, chunks * B, N))
-    out_BTNH = _on_device(exchange, rule, q_BTNH, k_BKSH, v_BKHS, place, row_place)
-    return join_chunks(out_BTNH, 1, chunks)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _on_device(
-    exchange: Exchange,
-    rule: Rule,
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    place: Positions,
-    row_place: Positions,
-) -> Array:
-    """Compute the attention from the queries of this device to the keys of all devices, or of this device and its halo."""
-    out_BTNH, _ = _forward(exchange, rule, q_BTNH, k_BKSH, v_BKHS, place, row_place)
+    if isinstance(exchange, Halo):
+        inputs = split_inputs(inputs, exchange.chunks)
+    B, T, N, _ = inputs.q_BTNH.shape
+    rule = Rule(window, scale, online.tile_size(T, B, N))
+    out_BTNH: Array = _on_device(exchange, rule, inputs)
+    if isinstance(exchange, Halo):
+        out_BTNH = join_chunks(out_BTNH, 1, exchange.chunks)
     return out_BTNH
 
 
-def _forward(
-    exchange: Exchange,
-    rule: Rule,
-    q_BTNH: Array,
-    k_BKSH: Array,
-    v_BKHS: Array,
-    place: Positions,
-    row_place: Positions,
-) -> tuple[Array, Residuals]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _on_device(exchange: Exchange, rule: Rule, inputs: AttentionInputs) -> Array:
+    """Compute the attention from the queries of this device to the keys of all devices, or of this device and its halo."""
+    out_BTNH, _ = _forward(exchange, rule, inputs)
+    return out_BTNH
+
+
+def _forward(exchange: Exchange, rule: Rule, inputs: AttentionInputs) -> tuple[Array, Residuals]:
     # In a scan over layers, JAX would compute the masks of all tiles once, and store them, because they depend on positions
     # only. With the barrier, positions depend on the layer.
-    q_BTNH, place, row_place = jax.lax.optimization_barrier((q_BTNH, place, row_place))
-    K = k_BKSH.shape[1]
+    q_BTNH, place, row_place = jax.lax.optimization_barrier((inputs.q_BTNH, inputs.place, inputs.row_place))
+    inputs = inputs._replace(q_BTNH=q_BTNH, place=place, row_place=row_place)
+    K = inputs.k_BKSH.shape[1]
     queries = online.queries_of(q_BTNH, K, place, rule)
     state = online.empty_softmax(queries)
     if isinstance(exchange, Ring):
-        state = ring_forward(exchange, rule, queries, k_BKSH, v_BKHS, row_place, state)
+        state = ring_forward(exchange, rule, queries, inputs, state)
     else:
-        keys = _received(exchange, k_BKSH, v_BKHS, row_place)
-        state = online.add_keys(queries, keys, state, rule)
+        state = online.add_keys(queries, _received(exchange, inputs), state, rule)
 
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out_and_lse = online.finish(state, q_BTNH)
     out_BTNH, lse_nBKGt = checkpoint_name(out_and_lse, ATTENTION_RESULTS)
-    return out_BTNH, Residuals(q_BTNH, k_BKSH, v_BKHS, place, row_place, out_BTNH, lse_nBKGt)
+    return out_BTNH, Residuals(inputs, out_BTNH, lse_nBKGt)
 
 
-def _backward(exchange: Exchange, rule: Rule, saved: Residuals, dout_BTNH: Array) -> tuple[Any, ...]:
+def _backward(exchange: Exchange, rule: Rule, saved: Residuals, dout_BTNH: Array) -> tuple[AttentionInputs]:
     # Keys are gathered again: without the barrier, XLA would keep the gathered keys of all layers since the forward pass.
     # The barrier also holds the positions, for the reason in `_forward`.
+    inputs = saved.inputs
     k_BKSH, v_BKHS, dout_BTNH, place, row_place = jax.lax.optimization_barrier(
-        (saved.k_BKSH, saved.v_BKHS, dout_BTNH, saved.place, saved.row_place)
+        (inputs.k_BKSH, inputs.v_BKHS, dout_BTNH, inputs.place, inputs.row_place)
     )
+    inputs = AttentionInputs(inputs.q_BTNH, k_BKSH, v_BKHS, place, row_place)
     K = k_BKSH.shape[1]
-    queries = online.queries_of(saved.q_BTNH, K, place, rule)
+    queries = online.queries_of(inputs.q_BTNH, K, place, rule)
     of_queries = online.backward_inputs(saved.out_BTNH, saved.lse_nBKGt, dout_BTNH, K, rule)
     dq_nBKGtH = jnp.zeros(queries.q.shape, jnp.float32)
     if isinstance(exchange, Ring):
-        dq_nBKGtH, sums = ring_backward(exchange, rule, queries, of_queries, k_BKSH, v_BKHS, row_place, dq_nBKGtH)
+        dq_nBKGtH, sums = ring_backward(exchange, rule, queries, of_queries, inputs, dq_nBKGtH)
         dk_BKSH = sums.dk_BKSH.astype(k_BKSH.dtype)
         dv_BKHS = sums.dv_BKHS.astype(v_BKHS.dtype)
     else:
-        keys = _received(exchange, k_BKSH, v_BKHS, row_place)
+        keys = _received(exchange, inputs)
         dq_nBKGtH, dk_BKSH, dv_BKHS = online.gradients(queries, of_queries, keys, dq_nBKGtH, rule)
         dk_BKSH, dv_BKHS = _returned(exchange, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
 
-    dq_BTNH = online.joined(dq_nBKGtH, saved.q_BTNH)
-    return dq_BTNH, dk_BKSH, dv_BKHS, None, None
+    dq_BTNH = online.joined(dq_nBKGtH, inputs.q_BTNH)
+    no_gradient: Any = None  # positions are integers
+    return (AttentionInputs(dq_BTNH, dk_BKSH, dv_BKHS, place=no_gradient, row_place=no_gradient),)
 
 
 _on_device.defvjp(_forward, _backward)
 
 
-def _received(exchange: Gathered | Halo, k_BKSH: Array, v_BKHS: Array, row_place: Positions) -> Keys:
+def _received(exchange: Gathered | Halo, inputs: AttentionInputs) -> Keys:
     """Return the keys and values of whole rows, or of the halo and this device."""
+    k_BKSH = inputs.k_BKSH
+    v_BKHS = inputs.v_BKHS
     if isinstance(exchange, Halo):
         rows = len(k_BKSH) // exchange.chunks
         tokens = k_BKSH.shape[2]
-        place = halo_places(exchange, rows, tokens, row_place)
+        place = halo_places(exchange, rows, tokens, inputs.row_place)
         return Keys(*with_halo(exchange, k_BKSH, v_BKHS), place)
     if exchange.axes:
         k_BKSH, v_BKHS = gather_keys(exchange.axes, k_BKSH, v_BKHS)
-    return Keys(k_BKSH, v_BKHS, row_place)
+    return Keys(k_BKSH, v_BKHS, inputs.row_place)
 
 
 def _returned(exchange: Gathered | Halo, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:

@@ -11,22 +11,21 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
-from jaxgpt.kernels.division import Division, division_of
+from jaxgpt.kernels.division import AttentionInputs, Division, division_of
 from jaxgpt.kernels.gather import gather_keys
 from jaxgpt.kernels.halo import (
     Halo,
     halo_places,
     halo_size,
     join_chunks,
-    split_chunks,
-    split_place,
+    split_inputs,
     with_halo,
 )
 from jaxgpt.kernels.remat import ATTENTION_RESULTS
@@ -35,24 +34,6 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Edit, Positions, Visible, attend
 
 TILE = 512  # maximum number of queries or keys in a tile: masks of larger tiles do not fit the memory of a kernel
-
-
-class _SplashInputs(NamedTuple):
-    """The arrays of attention without a cache, of all devices or of one device.
-
-    Attributes:
-        q_BTNH: queries, multiplied by the scale.
-        k_BKSH: keys of the same tokens.
-        v_BKHS: values of the same tokens.
-        place: positions of the same tokens.
-        row_place: positions of all tokens of the rows.
-    """
-
-    q_BTNH: Array
-    k_BKSH: Array
-    v_BKHS: Array
-    place: Positions
-    row_place: Positions
 
 
 @dataclass(frozen=True)
@@ -83,7 +64,7 @@ class ShardedSplash:
             return gathered_attention(q_BTNH, k_BKSH, v_BKHS, visible, scale)
 
         k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
-        inputs = _SplashInputs(
+        inputs = AttentionInputs(
             q_BTNH=q_BTNH * jnp.asarray(scale, q_BTNH.dtype),
             k_BKSH=k_BKSH,
             v_BKHS=v_BKHS,
@@ -120,7 +101,7 @@ def tile_size(T: int, devices: int, balanced: int = 1) -> int:
     return 0
 
 
-def _attend_over_rows(balanced: int, window: int, tile: int, division: Division, inputs: _SplashInputs) -> Array:
+def _attend_over_rows(balanced: int, window: int, tile: int, division: Division, inputs: AttentionInputs) -> Array:
     """Compute attention to the keys of whole rows."""
     from jaxgpt.kernels.splash_mask import RowMask  # a slow import, 1 s
 
@@ -132,31 +113,19 @@ def _attend_over_rows(balanced: int, window: int, tile: int, division: Division,
     rows = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(None, division.axes or None))
     kernel_spec = kernel.manual_sharding_spec(rows)
 
-    def local(kernel: Any, inputs: _SplashInputs) -> Array:
+    def local(kernel: Any, inputs: AttentionInputs) -> Array:
         keys_values = inputs.k_BKSH, inputs.v_BKHS
         if division.axes:
             keys_values = gather_keys(division.axes, *keys_values)
         return _attend(kernel, inputs.q_BTNH, *keys_values, inputs.place.document_BT, inputs.row_place.document_BT)
 
-    return _on_devices(local, (kernel, inputs), (kernel_spec, _specs(division)), division)
+    return _on_devices(local, (kernel, inputs), (kernel_spec, division.inputs), division)
 
 
-def _attend_within_halo(halo: Halo, window: int, tile: int, division: Division, inputs: _SplashInputs) -> Array:
+def _attend_within_halo(halo: Halo, window: int, tile: int, division: Division, inputs: AttentionInputs) -> Array:
     """Compute attention within a window, to the keys of the halo and of each device."""
     local = functools.partial(_within_halo, halo, window, tile)
-    return _on_devices(local, (inputs,), (_specs(division),), division)
-
-
-def _specs(division: Division) -> Any:
-    """Return the sharding of each of the `_SplashInputs` over the devices."""
-    specs: dict[str, Any] = {
-        "q_BTNH": division.queries,
-        "k_BKSH": division.k,
-        "v_BKHS": division.v,
-        "place": division.place,
-        "row_place": division.row_place,
-    }
-    return _SplashInputs(**specs)
+    return _on_devices(local, (inputs,), (division.inputs,), division)
 
 
 def _on_devices(
@@ -174,23 +143,18 @@ def _on_devices(
     return out_BTNH
 
 
-def _within_halo(halo: Halo, window: int, tile: int, inputs: _SplashInputs) -> Array:
+def _within_halo(halo: Halo, window: int, tile: int, inputs: AttentionInputs) -> Array:
     """Compute attention within a window on one device, to the keys of the halo and of this device."""
     rows = len(inputs.q_BTNH)
-    q_BTNH = split_chunks(inputs.q_BTNH, 1, halo.chunks)
-    k_BKSH = split_chunks(inputs.k_BKSH, 2, halo.chunks)
-    v_BKHS = split_chunks(inputs.v_BKHS, 3, halo.chunks)
-    k_BKSH, v_BKHS = with_halo(halo, k_BKSH, v_BKHS)
-    tokens = q_BTNH.shape[1]
-
-    place = inputs.place
-    row_place = inputs.row_place
     # The keys before the first token of a row have the document id `NO_TOKEN`, like padding.
-    if row_place.document_BT is None:
-        row_place = row_place._replace(document_BT=jnp.zeros_like(row_place.position_BT))
-        place = place._replace(document_BT=jnp.zeros_like(place.position_BT))
-    place = split_place(place, halo.chunks, rows)
-    document_BS = jnp.asarray(halo_places(halo, rows, tokens, row_place).document_BT)
+    if inputs.row_place.document_BT is None:
+        inputs = inputs._replace(place=_one_document(inputs.place), row_place=_one_document(inputs.row_place))
+
+    inputs = split_inputs(inputs, halo.chunks)
+    q_BTNH = inputs.q_BTNH
+    tokens = q_BTNH.shape[1]
+    k_BKSH, v_BKHS = with_halo(halo, inputs.k_BKSH, inputs.v_BKHS)
+    document_BS = jnp.asarray(halo_places(halo, rows, tokens, inputs.row_place).document_BT)
 
     # Pad the keys in front to whole tiles; the mask hides the padding, which is before the window of each query.
     no = (0, 0)
@@ -204,8 +168,13 @@ def _within_halo(halo: Halo, window: int, tile: int, inputs: _SplashInputs) -> A
     mask = splash.LocalMask((tokens, before + tokens), (window - 1, 0), offset=before)
     heads = q_BTNH.shape[2]
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * heads), **_options(tile))
-    out_BTNH = _attend(kernel, q_BTNH, k_BKSH, v_BKHS, place.document_BT, document_BS)
+    out_BTNH = _attend(kernel, q_BTNH, k_BKSH, v_BKHS, inputs.place.document_BT, document_BS)
     return join_chunks(out_BTNH, 1, halo.chunks)
+
+
+def _one_document(place: Positions) -> Positions:
+    """Return the positions of rows of one document, with the document id 0."""
+    return place._replace(document_BT=jnp.zeros_like(place.position_BT))
 
 
 def _attend(
