@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
 from jaxgpt.kernels import activations, cpu, norms
-from jaxgpt.kernels.context import CONTEXT_KERNELS, ChosenAttention, choose_context_attention, fallback_note
+from jaxgpt.kernels.context import CONTEXT_KERNELS, ChosenAttention, choose_context_attention, fall_back
 from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
@@ -37,7 +37,7 @@ class AttentionKernel(NamedTuple):
     attend: AttendFn
 
 
-# KERNELS maps platforms to their attention kernels.
+# The attention kernel of each platform.
 KERNELS = {
     "cpu": AttentionKernel("tiled", cpu.attend),
     "gpu": AttentionKernel("cudnn", cudnn_attention),
@@ -128,9 +128,9 @@ def choose_attention(config: Config, device: jax.Device | Target) -> ChosenAtten
     if not problem:
         return ChosenAttention(kernel.attend)
 
+    chosen = fall_back(config, name, problem)
     # `attend` needs much memory only for long windows.
-    note = fallback_note(config, name, problem)
-    return ChosenAttention(attend, note if config.window >= SHORTEST else "")
+    return chosen if config.window >= SHORTEST else chosen._replace(note="")
 
 
 def _problem(name: str, config: Config, target: Target) -> str:
