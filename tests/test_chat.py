@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
-from jaxgpt.lm import LM, Chat, engine, request
+from jaxgpt.lm import LM, Chat, engine, request, reuse
 from jaxgpt.lm.arguments import row_keys
+from jaxgpt.lm.buffers import round_up
 from jaxgpt.lm.sampler import sampler_of
 
 TEMPLATE = (
@@ -69,14 +71,14 @@ def continued(
     """Continue an earlier state with a prompt; return the new tokens, the number of reused tokens, and the final state."""
     keys = row_keys(key, 1)
     sampler = sampler_of(lm, sampling)
-    reuse = engine.plan_reuse(before, prompt, limit) if before else None
-    if reuse:
-        state = engine.resume(sampler, lm.params, reuse, prompt, keys[0])
+    plan = reuse.plan_reuse(before, prompt, limit) if before else None
+    if plan:
+        state = reuse.resume(sampler, lm.params, plan, prompt, keys[0])
     else:
         state = engine.start(sampler, lm.params, [prompt], keys, [limit])
     while state.made < limit:
         state = engine.run(sampler, lm.params, state, min(4, limit - int(state.made)))
-    return engine.new_ids(state)[0].tolist(), reuse.tokens if reuse else 0, state
+    return engine.new_ids(state)[0].tolist(), plan.tokens if plan else 0, state
 
 
 def test_a_new_answer_ends_an_unfinished_one(lm: LM) -> None:
@@ -164,15 +166,15 @@ def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
 
 def test_a_prompt_is_added_to_a_cache_in_chunks_of_few_sizes() -> None:
     for reusable, needed in np.random.default_rng(0).integers(1, 3000, (500, 2)).tolist():
-        read = needed - engine._kept_tokens(reusable, needed) if reusable < needed else 0
-        sizes = [min(engine.CHUNK, read - at) for at in range(0, read, engine.CHUNK)]
+        read = needed - reuse._kept_tokens(reusable, needed) if reusable < needed else 0
+        sizes = [min(reuse.CHUNK, read - at) for at in range(0, read, reuse.CHUNK)]
         assert read >= needed - reusable
-        assert all(size == engine.round_up(size) for size in sizes)
+        assert all(size == round_up(size) for size in sizes)
 
 
-@pytest.mark.parametrize("part", ["_grow", "_read", "decode_steps"])
+@pytest.mark.parametrize(("module", "part"), [(reuse, "_grow"), (reuse, "_read"), (engine, "decode_steps")])
 def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
-    part: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache is lost while it grows, while the prompt is added to it, or while a token is generated."""
 
@@ -184,7 +186,7 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     list(chat.answer("Hi", max_new_tokens=5, temperature=0))
     said = chat.messages
     with monkeypatch.context() as patch:
-        patch.setattr(engine, part, interrupt)
+        patch.setattr(module, part, interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(chat.answer("x" * 100, max_new_tokens=5, temperature=0))
     assert chat.messages == said

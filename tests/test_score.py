@@ -24,7 +24,8 @@ from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM
-from jaxgpt.lm.score import _shared_rows, _Text, target_scores
+from jaxgpt.lm.score import _rows_of
+from jaxgpt.lm.score_batch import ContinuedText, target_scores
 from jaxgpt.lm.tree import Ancestors
 from jaxgpt.lm.weights import Precision, quantize
 from jaxgpt.model import GPT
@@ -135,8 +136,8 @@ def check_scores_equal_the_scores_alone(lm: LM, contexts: Any, answers: Any) -> 
 
 
 def test_a_common_beginning_is_computed_once(lm: LM) -> None:
-    texts = [_Text(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
-    assert sorted(row.ids for row in _shared_rows(lm, texts)) == [[2, 7, 8], [*QUESTION, 8, 7, 9, 9, 6]]
+    texts = [ContinuedText(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
+    assert sorted(row.ids for row in _rows_of(lm, texts)) == [[2, 7, 8], [*QUESTION, 8, 7, 9, 9, 6]]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma", pytest.param("llama", marks=pytest.mark.ci)])
@@ -160,8 +161,8 @@ def random_texts(seed: int) -> list[list[int]]:
 def test_every_text_is_a_path_of_one_tree() -> None:
     lm = lm_of("llama")
     for seed in range(100):
-        texts = [_Text(ids[:1], ids[1:]) for ids in random_texts(seed)]
-        [row] = _shared_rows(lm, texts)
+        texts = [ContinuedText(ids[:1], ids[1:]) for ids in random_texts(seed)]
+        [row] = _rows_of(lm, texts)
         assert sorted(row.paths) == list(range(len(texts)))
         assert len(row.ids) == len({tuple(text.inputs[:end]) for text in texts for end in range(1, 7)})
         for n, path in row.paths.items():
@@ -170,8 +171,8 @@ def test_every_text_is_a_path_of_one_tree() -> None:
 
 
 def test_a_token_attends_to_the_tokens_before_it_in_its_text(lm: LM) -> None:
-    texts = [_Text(ids[:1], ids[1:]) for ids in random_texts(0)]
-    [row] = _shared_rows(lm, texts)
+    texts = [ContinuedText(ids[:1], ids[1:]) for ids in random_texts(0)]
+    [row] = _rows_of(lm, texts)
     mask_TS = Ancestors(Positions(jnp.array([row.position])), end_BT=jnp.array([row.end])).mask()[0, 0]
     for path in row.paths.values():
         for n, node in enumerate(path):
@@ -183,20 +184,20 @@ def test_texts_share_no_row_if_the_scores_of_attention_are_more_work(lm: LM) -> 
     long = lm._replace(config=replace(lm.config, model=replace(lm.config.model, positions="rope")))
     for common, rows in ((1, 2), (50, 1)):
         beginning = [4] * common
-        texts = [_Text([*beginning, *[n] * (100 - common)], [1]) for n in (2, 3)]
-        assert len(_shared_rows(long, texts)) == rows
+        texts = [ContinuedText([*beginning, *[n] * (100 - common)], [1]) for n in (2, 3)]
+        assert len(_rows_of(long, texts)) == rows
 
 
 def test_a_row_is_within_the_table_of_learned_positions(lm: LM) -> None:
-    texts = [_Text([1] * 20, [n] * 8) for n in (2, 3, 4)]
-    assert [len(row.ids) for row in _shared_rows(lm, texts)] == [27, 27, 27]
+    texts = [ContinuedText([1] * 20, [n] * 8) for n in (2, 3, 4)]
+    assert [len(row.ids) for row in _rows_of(lm, texts)] == [27, 27, 27]
 
 
 def test_other_classes_of_models_compute_texts_separately(lm: LM) -> None:
     """A block of their own need not use `ops.attend`."""
     own = lm._replace(model=type("Own", (GPT,), {}))
-    texts = [_Text(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
-    rows = _shared_rows(own, texts)
+    texts = [ContinuedText(context, ids) for context, ids in zip(CONTEXTS, ANSWERS, strict=True)]
+    rows = _rows_of(own, texts)
     assert not any(row.branches for row in rows)
     assert sorted(row.ids for row in rows) == [[2, 7, 8], [*QUESTION, 8, 7, 9], [*QUESTION, 9, 6]]
     check_scores_equal_the_scores_alone(own, CONTEXTS, ANSWERS)

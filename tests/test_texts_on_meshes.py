@@ -17,7 +17,7 @@ from texts_in_processes import texts
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.data.tokenizers.base import CharTokenizer
-from jaxgpt.lm import LM, engine, generate, score
+from jaxgpt.lm import LM, engine, generate, score, score_batch
 from jaxgpt.lm.mesh_part import one_copy, part_length
 from jaxgpt.parallel.rules import AXES
 from jaxgpt.trainer.build import build
@@ -147,11 +147,10 @@ def test_no_device_holds_more_than_its_share_and_the_largest_array(
 
         return call
 
-    jitted = engine._compiled
-    monkeypatch.setattr(engine, "_compiled", lambda f, *args, **kw: measured(jitted(f, *args, **kw), f.__name__))
-    scoring = sys.modules["jaxgpt.lm.score"]  # `jaxgpt.lm.score` is the function
-    of_scores = scoring._compiled
-    monkeypatch.setattr(scoring, "_compiled", lambda *args: measured(of_scores(*args), "score"))
+    jitted = engine.jitted
+    monkeypatch.setattr(engine, "jitted", lambda f, *args, **kw: measured(jitted(f, *args, **kw), f.__name__))
+    of_scores = score_batch._compiled
+    monkeypatch.setattr(score_batch, "_compiled", lambda *args: measured(of_scores(*args), "score"))
     generate(lm, [[1, 2, 3]] * 8, max_new_tokens=16, key=0)
     score(lm, [[1, 2, 3]] * 8, [[4, 5]] * 8)
 

@@ -64,7 +64,7 @@ lm.generation.generate
   lm.request.read_request
   lm.generation.decode
     lm.engine.start
-      lm.engine.left_pad
+      lm.buffers.left_pad
       decoding.sampler.prefill
         decoding.sampler.read_prompts
           model.gpt.GPT.prefill

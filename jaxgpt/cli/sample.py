@@ -55,7 +55,7 @@ def sample(
     SamplingParams(**sampling)  # check the values before the model is read
     from jaxgpt.lm import generate, load
     from jaxgpt.lm.arguments import encode_prompt
-    from jaxgpt.lm.generation import BEAMS_REJECT
+    from jaxgpt.lm.beams import BEAMS_REJECT
 
     with progress("loading"):
         lm = load(run, checkpoint, weights)

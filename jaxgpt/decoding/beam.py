@@ -85,7 +85,7 @@ class BeamSearch:
 
     Attributes:
         sampler: model, repetition penalty, `no_repeat_ngram_size`, custom filters and stop ids. The temperature must be
-            1; top-k, top-p and min-p must be off: `lm.generation` sets the temperature, and rejects the other settings.
+            1; top-k, top-p and min-p must be off: `lm.beams` sets the temperature, and rejects the other settings.
         beams: beam search parameters.
         size: number of slots for the whole text, prompt included.
     """

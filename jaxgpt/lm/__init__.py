@@ -2,8 +2,9 @@
 
 from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain
-from jaxgpt.lm.generation import Generation, Piece, generate, stream
+from jaxgpt.lm.generation import generate, stream
 from jaxgpt.lm.model import LM, load, save
+from jaxgpt.lm.results import Generation, Piece
 from jaxgpt.lm.sampler import sampler_of
 from jaxgpt.lm.score import Score, score
 

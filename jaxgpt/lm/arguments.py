@@ -25,49 +25,6 @@ from jaxgpt.suggestions import did_you_mean
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 
 
-def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
-    """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
-
-    Lists, sets, arrays and single values are converted to tuples for tuple fields.
-    """
-    types: dict[str, Any] = {}
-    for cls in classes:
-        types |= get_type_hints(cls)
-    for name in given:
-        if name not in types:
-            raise UserError(f"unknown setting {name}{did_you_mean(name, types)}; use one of {', '.join(types)}")
-
-    values = {}
-    for name, value in given.items():
-        is_tuple = get_origin(types[name]) is tuple
-        values[name] = as_tuple(value) if is_tuple else value
-    settings = []
-    for cls in classes:
-        values_of_class = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        settings.append(cls(**values_of_class))
-    return settings
-
-
-def as_list(values: Any) -> list[Any] | None:
-    """Return the items of a list, set, iterator or array; None for a single value, such as a string."""
-    is_single = isinstance(values, (str, bytes, dict)) or _is_scalar_array(values)
-    if is_single or not isinstance(values, Iterable):
-        return None
-    is_array = hasattr(values, "dtype")
-    return np.asarray(values).tolist() if is_array else list(values)
-
-
-def _is_scalar_array(value: Any) -> bool:
-    """Return whether a value is an array without axes, of any library."""
-    return getattr(value, "shape", None) == ()
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the items of a list, set or array; a string or a number is one item."""
-    items = as_list(value)
-    return (value,) if items is None else tuple(items)
-
-
 def as_prompts(prompts: Any) -> list[Any]:
     """Return a list of prompts; a string or a sequence of ids is one prompt.
 
@@ -107,41 +64,6 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         name = f"the id at position {n} of the prompt (vocabulary of {vocab_size})"
         checked.append(as_int(name, i, 0, vocab_size - 1))
     return checked
-
-
-@dataclass(frozen=True)
-class CheckedFilter:
-    """A custom filter. A call raises `UserError` if the filter converts its arguments to NumPy, or changes shape or dtype."""
-
-    custom: Filter
-
-    @property
-    def __name__(self) -> str:
-        """Name of the custom filter, for `filter_name`."""
-        return filter_name(self.custom)
-
-    def __call__(self, logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
-        """Apply the filter."""
-        try:
-            out = jnp.asarray(self.custom(logits_BV, text))
-        except jax.errors.TracerArrayConversionError:
-            raise UserError(
-                f"the filter {self.__name__} converts its arguments to NumPy arrays: use jax.numpy"
-            ) from None
-        found = f"{out.dtype} {list(out.shape)}"
-        wanted = f"{logits_BV.dtype} {list(logits_BV.shape)}"
-        if found != wanted:
-            raise UserError(
-                f"the filter {self.__name__} returned {found} for logits of {wanted}: shape and dtype must stay the same"
-            )
-        return out
-
-
-def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Return custom filters as a tuple; they must be hashable, because they are part of a cache key."""
-    if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
-        raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
-    return tuple(map(CheckedFilter, filters))
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
@@ -188,6 +110,64 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
     return new
 
 
+def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
+    """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
+
+    Lists, sets, arrays and single values are converted to tuples for tuple fields.
+    """
+    types: dict[str, Any] = {}
+    for cls in classes:
+        types |= get_type_hints(cls)
+    for name in given:
+        if name not in types:
+            raise UserError(f"unknown setting {name}{did_you_mean(name, types)}; use one of {', '.join(types)}")
+
+    values = {}
+    for name, value in given.items():
+        is_tuple = get_origin(types[name]) is tuple
+        values[name] = as_tuple(value) if is_tuple else value
+    settings = []
+    for cls in classes:
+        values_of_class = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        settings.append(cls(**values_of_class))
+    return settings
+
+
+@dataclass(frozen=True)
+class CheckedFilter:
+    """A custom filter. A call raises `UserError` if the filter converts its arguments to NumPy, or changes shape or dtype."""
+
+    custom: Filter
+
+    @property
+    def __name__(self) -> str:
+        """Name of the custom filter, for `filter_name`."""
+        return filter_name(self.custom)
+
+    def __call__(self, logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+        """Apply the filter."""
+        try:
+            out = jnp.asarray(self.custom(logits_BV, text))
+        except jax.errors.TracerArrayConversionError:
+            raise UserError(
+                f"the filter {self.__name__} converts its arguments to NumPy arrays: use jax.numpy"
+            ) from None
+        found = f"{out.dtype} {list(out.shape)}"
+        wanted = f"{logits_BV.dtype} {list(logits_BV.shape)}"
+        if found != wanted:
+            raise UserError(
+                f"the filter {self.__name__} returned {found} for logits of {wanted}: shape and dtype must stay the same"
+            )
+        return out
+
+
+def as_filters(filters: Any) -> tuple[Filter, ...]:
+    """Return custom filters as a tuple; they must be hashable, because they are part of a cache key."""
+    if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
+        raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
+    return tuple(map(CheckedFilter, filters))
+
+
 def row_keys(key: Any, rows: int) -> jax.Array:
     """Return a key for each row: the given keys, or a single key or seed with the row's index folded in."""
     keys = as_keys(key)
@@ -211,3 +191,23 @@ def as_keys(key: Any) -> jax.Array:
     if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == data_shape:
         return jax.random.wrap_key_data(jnp.asarray(key))
     return jax.random.key(as_int("key (a seed, or a jax.random.key)", key, 0, 2**32 - 1))
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the items of a list, set or array; a string or a number is one item."""
+    items = as_list(value)
+    return (value,) if items is None else tuple(items)
+
+
+def as_list(values: Any) -> list[Any] | None:
+    """Return the items of a list, set, iterator or array; None for a single value, such as a string."""
+    is_single = isinstance(values, (str, bytes, dict)) or _is_scalar_array(values)
+    if is_single or not isinstance(values, Iterable):
+        return None
+    is_array = hasattr(values, "dtype")
+    return np.asarray(values).tolist() if is_array else list(values)
+
+
+def _is_scalar_array(value: Any) -> bool:
+    """Return whether a value is an array without axes, of any library."""
+    return getattr(value, "shape", None) == ()

@@ -12,12 +12,13 @@ from jaxgpt.data.chat.encoding import ChatFormat, chat_format
 from jaxgpt.data.chat.template import Message, check_messages
 from jaxgpt.decoding.sampler import SamplerState
 from jaxgpt.errors import UserError
-from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_tuple, make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, decode
+from jaxgpt.lm.generation import STREAM_BLOCK, decode
 from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.lm.request import Request, read_request
+from jaxgpt.lm.results import Generation, Piece
+from jaxgpt.lm.reuse import plan_reuse
 from jaxgpt.lm.sampler import for_decoding
 from jaxgpt.options import SEED
 from jaxgpt.settings import MAX_TOKENS, as_int
@@ -62,7 +63,7 @@ class Chat:
         self._tools = tools
         self._lm = for_decoding(lm)
         self._state: SamplerState | None = None  # state after the last piece; None: nothing to reuse
-        self._answering: Generator[Piece, None, None] | None = None  # the last answer
+        self._answering: Generator[Piece, None, None] | None = None  # pieces of the last answer
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = 0
         self.reused = 0
@@ -136,21 +137,11 @@ class Chat:
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
         """Generate the answer to `messages`, and add both to the conversation."""
-        [prompt] = request.inputs
-        [limit] = request.limits
-        reuse = engine.plan_reuse(self._state, prompt, limit) if self._state else None
-        self._state = None  # donated by the next call; without reuse, the cache is freed here
-        self.prompt_tokens = len(prompt)
-        self.reused = reuse.tokens if reuse else 0
-
         texts = []
         try:
-            for piece, state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
+            for piece in self._generated(request, sampling, key_1):
                 texts.append(piece.text)
-                self._state = state  # for the next answer, if the caller closes this one
                 yield piece
-                self._state = None  # donated by the next call
-            self._state = state
         except Exception:
             texts.clear()  # the messages remain unchanged
             raise
@@ -158,6 +149,23 @@ class Chat:
             if texts:  # also for a partial answer, if the generator was closed or interrupted
                 content = self._format.content("".join(texts))
                 self.messages = [*messages, {"role": "assistant", "content": content}]
+
+    def _generated(self, request: Request, sampling: SamplingParams, key_1: jax.Array) -> Generator[Piece, None, None]:
+        """Generate the text of a request from the cache of the previous answer, and keep the cache for the next answer."""
+        [prompt] = request.inputs
+        [limit] = request.limits
+        reuse = None if self._state is None else plan_reuse(self._state, prompt, limit)
+        self.prompt_tokens = len(prompt)
+        self.reused = 0 if reuse is None else reuse.tokens
+
+        # The state can be reused only while the caller has a piece: the computation of the next piece donates the state.
+        # Without reuse, the cache of the previous answer is freed here.
+        self._state = None
+        for piece, state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
+            self._state = state
+            yield piece
+            self._state = None
+        self._state = state
 
 
 def chat(

@@ -15,8 +15,8 @@ from jaxgpt.decoding.filters import inverse_cdf_sample
 from jaxgpt.decoding.sampler import extend, read_prompts
 from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages
 from jaxgpt.errors import UserError
-from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import as_filters, make_settings, row_keys
+from jaxgpt.lm.buffers import buffer_sizes, left_pad
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.model import LM, check_lm
 from jaxgpt.lm.request import read_request
@@ -87,7 +87,7 @@ def explain(
     check_lm(lm)
     [params] = make_settings(with_defaults(lm.tokenizer, sampling), SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
-    text, *_ = engine.left_pad(request.inputs, request.limits)
+    text = left_pad(request.inputs, buffer_sizes(request.inputs, request.limits))
     sampler = request.sampler(params, as_filters(filters))
     compute = jax.jit(partial(_next_logits, sampler.model))
     with request.on_device():
@@ -148,12 +148,20 @@ def _effect(name: str, before_V: np.ndarray, after_1V: jax.Array) -> Stage:
     kept_V = np.where(gone_V, 0.0, before_V)
     total = max(kept_V.sum(), 1e-300)  # 0 if the remaining tokens had no probability
     moved = float(np.abs(after_V - kept_V / total).sum() / 2)
-    return Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum()))
+    return Stage(
+        name=name,
+        removed=int(gone_V.sum()),
+        removed_mass=lost,
+        moved_mass=moved,
+        left=int((after_V > 0).sum()),
+    )
 
 
 def _next_logits(model: GPT, params: Any, text: TokenBuffer) -> jax.Array:
+    """Return the logits after the last token of each prompt, `[B, 1, V]`, computed with the cache as in generation."""
     cache = read_prompts(model, params, text, text.ids_BS.shape[1])
-    return extend(model, params, text.last(1).ids_BS, cache)[0]
+    logits_B1V, _ = extend(model, params, text.last(1).ids_BS, cache)
+    return logits_B1V
 
 
 def _probability(logits_1V: jax.Array) -> np.ndarray:

@@ -4,68 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgpt.config import BeamParams, SamplingParams, TextParams
 from jaxgpt.decoding.sampler import Sampler, SamplerState
-from jaxgpt.decoding.sampling import DIVERGED, Filter
-from jaxgpt.errors import UserError
+from jaxgpt.decoding.sampling import Filter
 from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_filters, as_prompts, make_settings, row_keys
+from jaxgpt.lm.beams import BEAMS_REJECT, beam_search
 from jaxgpt.lm.defaults import with_defaults
 from jaxgpt.lm.mesh_part import own_part
 from jaxgpt.lm.model import LM, check_for_text
 from jaxgpt.lm.placement import block_on_mesh, row_ways
 from jaxgpt.lm.request import Request, read_request
-from jaxgpt.lm.text import FinishReason, TextStream
+from jaxgpt.lm.results import Generation, Piece, generation_of
+from jaxgpt.lm.reuse import Reuse, resume
 from jaxgpt.options import SEED
 from jaxgpt.parallel.processes import from_all
 from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # default tokens per call in `stream`
 BLOCK = 32  # tokens per call in `generate`, which handles stop strings, progress and Ctrl-C between calls
-BEAMS_REJECT = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings rejected with beams
-
-
-class Generation(NamedTuple):
-    """The text generated after one prompt.
-
-    Attributes:
-        text: the new text; for a string prompt, `prompt + text` is the complete text.
-        ids: the new ids, without the stop id; at a stop string, only the ids that `text` needs.
-        finish_reason: `stop` at the end of the text or turn, a stop id or a stop string; `length` at the maximum number of
-            tokens; `exhausted` if no_repeat_ngram_size or custom filters forbid every token.
-        score: `log p / length ** length_penalty` of a beam over its new tokens, including the stop id; None without
-            beams.
-        log_p: logarithm of the model's probability of each of `ids`, and then of `stop_id`, in nats: before all filters and the
-            temperature, as from `score`; () with beams.
-        stop_id: the end-of-text or stop id that ended the text; None if it ended otherwise, and with beams.
-    """
-
-    text: str
-    ids: list[int]
-    finish_reason: FinishReason
-    score: float | None = None
-    log_p: Sequence[float] = ()
-    stop_id: int | None = None
-
-
-class Piece(NamedTuple):
-    """A part of a text that is being generated.
-
-    Attributes:
-        row: index of the text in the list that `generate` returns.
-        text: the next part of the text; only the last piece may be empty, or end in an incomplete character.
-        done: the complete `Generation`, set in the last piece of the text; None in earlier pieces.
-    """
-
-    row: int
-    text: str
-    done: Generation | None
 
 
 def generate(
@@ -104,22 +66,24 @@ def generate(
             search finds too few texts.
     """
     check_for_text(lm)
-    beam_search = settings.get("num_beams", 1) != 1
-    settings = with_defaults(lm.tokenizer, settings, without=BEAMS_REJECT if beam_search else ())
+    has_beams = settings.get("num_beams", 1) != 1
+    settings = with_defaults(lm.tokenizer, settings, without=BEAMS_REJECT if has_beams else ())
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
-    sequences = beams.num_return_sequences if beams.num_beams == 1 else 1
     custom = as_filters(filters)
+    listed = as_prompts(prompts)
+    if not listed:
+        return []
+
+    # Sampling generates each text of a prompt separately, with a key; a beam search generates all texts of a prompt.
+    sequences = beams.num_return_sequences if beams.num_beams == 1 else 1
+    keys = row_keys(key, len(listed) * sequences)
 
     def generate_on(lm: LM, prompts: list[Any], keys: jax.Array) -> list[Generation]:
         request = read_request(lm, prompts, text, sequences)
         if beams.num_beams > 1:
-            return _beam_search(request, sampling, custom, beams)
+            return beam_search(request, sampling, custom, beams)
         return generations(decode(request, request.sampler(sampling, custom), keys, BLOCK, progress))
 
-    listed = as_prompts(prompts)
-    if not listed:
-        return []
-    keys = row_keys(key, len(listed) * sequences)
     return _in_parts(lm, listed, keys, generate_on, beams.num_return_sequences)
 
 
@@ -148,6 +112,62 @@ def stream(
     keys = row_keys(key, len(request.inputs))
     pieces = decode(request, request.sampler(sampling, as_filters(filters)), keys, block)
     return (piece for piece, _ in pieces)
+
+
+def decode(
+    request: Request,
+    sampler: Sampler,
+    keys: jax.Array,
+    block: int,
+    progress: Callable[[int, int], None] | None = None,
+    reuse: Reuse | None = None,
+) -> Iterator[tuple[Piece, SamplerState]]:
+    """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
+
+    Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
+    piece. With `reuse`, the only prompt continues an earlier text.
+    """
+    lm = request.lm
+    params = lm.params
+    texts = [request.text_stream(row) for row in range(len(keys))]
+    longest = max(request.limits)
+
+    # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
+    slots = None if reuse is None else reuse.size
+    with request.on_device(slots=slots):
+        if reuse is None:
+            state = engine.start(sampler, params, request.inputs, keys, request.limits, row_ways(lm))
+        else:
+            state = resume(sampler, params, reuse, request.inputs[0], keys[0])
+        state = block_on_mesh(lm, state)
+
+    made = 0
+    steps = block if block >= longest else 1  # a single token, so that the first piece is yielded early
+    while any(text.finish_reason is None for text in texts):
+        with request.on_device(slots=slots):
+            state = engine.run(sampler, params, state, min(steps, longest - made))
+            state = block_on_mesh(lm, state)
+        fresh_BT = engine.new_ids(state, made)
+        log_p_BT = engine.new_log_p(state, made)
+        made = int(state.made)
+        steps = block
+        if progress:
+            progress(min(made, longest), longest)
+
+        for row, text in enumerate(texts):
+            if text.finish_reason is not None:
+                continue
+            piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
+            if text.finish_reason:
+                yield Piece(row, piece, generation_of(text)), state
+            elif piece:
+                yield Piece(row, piece, None), state
+
+
+def generations(pieces: Iterable[tuple[Piece, SamplerState]]) -> list[Generation]:
+    """Return the complete texts of `decode`, in the order of their rows."""
+    by_row = {piece.row: piece.done for piece, _ in pieces if piece.done}
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def _in_parts(
@@ -186,110 +206,3 @@ def _in_parts(
     by_part = dict(from_all(own_texts))
     texts = [Generation(*text) for index in range(part.count) for text in by_part[index]]
     return texts[: n * sequences]
-
-
-def decode(
-    request: Request,
-    sampler: Sampler,
-    keys: jax.Array,
-    block: int,
-    progress: Callable[[int, int], None] | None = None,
-    reuse: engine.Reuse | None = None,
-) -> Iterator[tuple[Piece, SamplerState]]:
-    """Generate one token of each text, then `block` tokens per call, and yield the new pieces.
-
-    Yields each piece with the current state, which later iterations may donate; if `block` covers all tokens, each text is one
-    piece. With `reuse`, the only prompt continues an earlier text.
-    """
-    lm = request.lm
-    params = lm.params
-    texts = [request.text_stream(row) for row in range(len(keys))]
-    longest = max(request.limits)
-
-    # Read the prompts. If a text continues an earlier text, read only the tokens that the cache lacks.
-    slots = None if reuse is None else reuse.size
-    with request.on_device(slots=slots):
-        if reuse is None:
-            state = engine.start(sampler, params, request.inputs, keys, request.limits, row_ways(lm))
-        else:
-            state = engine.resume(sampler, params, reuse, request.inputs[0], keys[0])
-        state = block_on_mesh(lm, state)
-
-    made = 0
-    steps = block if block >= longest else 1  # a single token, so that the first piece is yielded early
-    while any(text.finish_reason is None for text in texts):
-        with request.on_device(slots=slots):
-            state = engine.run(sampler, params, state, min(steps, longest - made))
-            state = block_on_mesh(lm, state)
-        fresh_BT = engine.new_ids(state, made)
-        log_p_BT = engine.new_log_p(state, made)
-        made = int(state.made)
-        steps = block
-        if progress:
-            progress(min(made, longest), longest)
-
-        for row, text in enumerate(texts):
-            if text.finish_reason is not None:
-                continue
-            piece = text.add(fresh_BT[row].tolist(), log_p_BT[row].tolist())
-            if text.finish_reason:
-                yield Piece(row, piece, generation_of(text)), state
-            elif piece:
-                yield Piece(row, piece, None), state
-
-
-def generation_of(text: TextStream) -> Generation:
-    """Return the result of a text that has ended."""
-    assert text.finish_reason is not None
-    return Generation(text.text, text.ids, text.finish_reason, log_p=text.log_p, stop_id=text.stop_id)
-
-
-def generations(pieces: Iterable[tuple[Piece, SamplerState]]) -> list[Generation]:
-    """Return the complete texts of `decode`, in the order of their rows."""
-    by_row = {piece.row: piece.done for piece, _ in pieces if piece.done}
-    return [by_row[row] for row in sorted(by_row)]
-
-
-def _beam_search(
-    request: Request, sampling: SamplingParams, filters: tuple[Filter, ...], beams: BeamParams
-) -> list[Generation]:
-    """Generate the best texts of a beam search, `num_return_sequences` for each prompt.
-
-    Raises:
-        UserError: if a setting has no effect in beam search, there are too many beams or too few texts, or a logit is NaN.
-    """
-    _check_beams(request, sampling, beams)
-    with request.on_device(2 * beams.num_beams):  # twice the beams, because reordering copies their caches
-        sampler = request.sampler(replace(sampling, temperature=1.0), filters)
-        ways = row_ways(request.lm)
-        found = engine.search(sampler, beams, request.lm.params, request.inputs, request.limits, ways)
-
-    wanted = beams.num_return_sequences
-    texts = []
-    for row, sequences in enumerate(found):
-        best = sequences[:wanted]
-        if any(math.isnan(sequence.score) for sequence in best):
-            raise UserError(DIVERGED)
-        if len(best) < wanted:
-            raise UserError(
-                f"prompt {row + 1} has only {len(best)} of {wanted} texts: raise no_repeat_ngram_size, let filters keep more "
-                f"tokens, or lower num_return_sequences"
-            )
-        for sequence in best:
-            text = request.text_stream(row)
-            text.add(sequence.ids)
-            texts.append(Generation(text.text, text.ids, text.finish_reason or "length", sequence.score))
-    return texts
-
-
-def _check_beams(request: Request, sampling: SamplingParams, beams: BeamParams) -> None:
-    """Raise `UserError` if a setting has no effect in beam search, or there are too many beams."""
-    given = vars(sampling) | vars(request.settings)
-    default = vars(SamplingParams()) | vars(TextParams())
-    for name in BEAMS_REJECT:
-        if given[name] not in (default[name], "error"):  # beam search supports overflow "error"
-            raise UserError(f"{name} {given[name]} has no effect in beam search: omit it, or set num_beams to 1")
-    W = beams.num_beams
-    V = request.lm.config.model.vocab_size
-    if W * V >= 2**31:
-        raise UserError(f"num_beams {W} is too many for a vocabulary of {V}: use at most {2**31 // V}")

@@ -30,11 +30,17 @@ def row_ways(lm: LM) -> int:
     return 1 if mesh is None else batch_ways(mesh)
 
 
-def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
-    """Return the number of shards of a cache within `use_mesh_of`, and the number of devices."""
+def device_count(lm: LM) -> int:
+    """Return the number of devices of the weights."""
+    mesh = mesh_of(lm)
+    return 1 if mesh is None else mesh.size
+
+
+def cache_shards(lm: LM, rows: int) -> int:
+    """Return the number of shards of a cache of `rows` rows within `use_mesh_of`."""
     mesh = mesh_of(lm)
     if mesh is None:
-        return 1, 1
+        return 1
     # An axis of the mesh that does not divide the rows or the heads replicates the cache.
     row_shards = batch_ways(mesh)
     if rows % row_shards:
@@ -42,7 +48,7 @@ def cache_shards(lm: LM, rows: int) -> tuple[int, int]:
     head_shards = mesh.shape["tensor"]
     if lm.config.model.kv_heads % head_shards:
         head_shards = 1
-    return row_shards * head_shards, mesh.size
+    return row_shards * head_shards
 
 
 def use_mesh_of(lm: LM, rows: int) -> AbstractContextManager[None]:

@@ -15,10 +15,10 @@ from jaxgpt.data.chat.encoding import stop_ids
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError
-from jaxgpt.lm import engine
 from jaxgpt.lm.arguments import Prompts, as_prompts, encode_prompt, max_new, start_ids
+from jaxgpt.lm.buffers import buffer_sizes
 from jaxgpt.lm.model import LM
-from jaxgpt.lm.placement import cache_shards, row_ways, use_mesh_of
+from jaxgpt.lm.placement import cache_shards, device_count, row_ways, use_mesh_of
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.lm.text import Decoder, TextStream
 from jaxgpt.out_of_memory import is_out_of_device_memory
@@ -69,9 +69,9 @@ class Request(NamedTuple):
 
         Args:
             copies: number of caches of each row.
-            slots: number of slots of a row; None: the slots of a new text (`engine.buffer_sizes`).
+            slots: number of slots of a row; None: the slots of a new text (`buffer_sizes`).
         """
-        sizes = engine.buffer_sizes(self.inputs, self.limits, row_ways(self.lm))
+        sizes = buffer_sizes(self.inputs, self.limits, row_ways(self.lm))
         memory = self._memory(sizes.rows, copies, slots or sizes.text)
         if memory.needed > memory.available:
             raise memory.error()
@@ -85,13 +85,12 @@ class Request(NamedTuple):
 
     def _memory(self, rows: int, copies: int, slots: int) -> CacheMemory:
         """Compute the memory of `copies` caches of each of `rows` rows."""
-        shards, devices = cache_shards(self.lm, rows)
         copied_rows = copies * rows
         return CacheMemory(
             rows=copied_rows,
             slots=slots,
-            needed=copied_rows * self._row_bytes(slots) / shards,
-            available=device_memory(devices),
+            needed=copied_rows * self._row_bytes(slots) / cache_shards(self.lm, rows),
+            available=device_memory(device_count(self.lm)),
         )
 
     def _row_bytes(self, slots: int) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from jaxgpt.ops.attention import Edit, Visible, attend
+
+BREAK_EVEN = 1 << 9  # lower bound on the number of scores that cost as much as the other work of a position
 
 
 class Tree:
@@ -61,6 +64,35 @@ class Tree:
             self.end[node] = after
         self.paths[text] = shared + new
         self._last = self.paths[text]
+
+
+def shared_rows(inputs: Sequence[list[int]], longest: int, may_branch: bool) -> list[Tree]:
+    """Return the rows that compute all texts; neighbors in the order of their ids share a row if that is less work.
+
+    Args:
+        inputs: the ids of each text.
+        longest: maximum number of nodes of a row with branches.
+        may_branch: whether a row may have branches; otherwise, texts share a row only if they are beginnings of one text.
+    """
+    rows: list[Tree] = []
+    for n in sorted(range(len(inputs)), key=lambda n: inputs[n]):
+        if rows and _joins(rows[-1], inputs[n], longest, may_branch):
+            rows[-1].add(n, inputs[n])
+        else:
+            rows.append(Tree(n, inputs[n]))
+    return rows
+
+
+def _joins(row: Tree, inputs: list[int], longest: int, may_branch: bool) -> bool:
+    """Return whether to add a text to the row of the previous text in the order of their ids."""
+    common = row.common(inputs)
+    before = len(row.ids)
+    after = before + len(inputs) - common
+    is_whole = common in (before, len(inputs))  # one text is the beginning of the other: nothing is computed twice
+    if is_whole or not may_branch:
+        return is_whole
+    more_scores = after**2 - before**2 - len(inputs) ** 2
+    return after <= longest and more_scores <= common * BREAK_EVEN
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm import LM, generate
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.parallel.processes import on_leader
 from jaxgpt.post.reward_calls import Answered, rewards_of
 from jaxgpt.post.reward_names import Reward

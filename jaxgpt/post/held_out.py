@@ -11,7 +11,7 @@ from jaxgpt.config import Config
 from jaxgpt.data import PromptSplit
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm import LM
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import sample
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.program import Program

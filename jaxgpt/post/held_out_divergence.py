@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.ops.random import named_key
 from jaxgpt.post.held_out import answers_to, held_out_prompts
 from jaxgpt.post.rollout_batch import rollout_batch

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import OVERLONG, answer_ids
 from jaxgpt.post.rewards import metrics_of
 

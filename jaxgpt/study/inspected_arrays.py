@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.lm import LM
-from jaxgpt.lm.engine import round_up
+from jaxgpt.lm.buffers import round_up
 from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.model import GPT
 from jaxgpt.model.params import count_parameters

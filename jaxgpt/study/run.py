@@ -16,9 +16,9 @@ from jaxgpt.decoding.sampling import Sampled
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import make_settings, row_keys
 from jaxgpt.lm.defaults import with_defaults
-from jaxgpt.lm.generation import generation_of
 from jaxgpt.lm.model import check_lm
 from jaxgpt.lm.request import Request, read_request
+from jaxgpt.lm.results import generation_of
 from jaxgpt.lm.sampler import OnlyIds, only_text
 from jaxgpt.lm.text import TextStream
 from jaxgpt.options import SEED

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.sampler import decode_steps, extend, prefill, read_prompts
-from jaxgpt.lm import engine
+from jaxgpt.lm import buffers
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.ops.attention import document_positions
 from jaxgpt.verify.subject import NotApplicable, Subject, distance
@@ -48,7 +48,7 @@ def padded(s: Subject) -> float:
     """Compare logits of left-padded prompts of different lengths to the logits of each prompt alone."""
     shorter = max(s.length // 3, 1)
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, :shorter]).tolist()]
-    text, _ = engine.left_pad(prompts, [0, 0])
+    text = buffers.left_pad(prompts, buffers.buffer_sizes(prompts, [0, 0]))
     P = text.ids_BS.shape[1]
     read = jax.jit(partial(prompt_logits, s.model), static_argnums=2)
     logits, _ = read(s.params, text.ids_BS, P)

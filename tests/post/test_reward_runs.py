@@ -25,7 +25,7 @@ from jaxgpt.convert.card.card import CardSubject, model_card
 from jaxgpt.data.tokenizers.base import CharTokenizer
 from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import sample
 from jaxgpt.post.rollouts import check_sampler
 from jaxgpt.trainer.metrics import read_metrics

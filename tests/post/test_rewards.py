@@ -18,7 +18,7 @@ from jaxgpt.config import Config, DataConfig, PostConfig
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.directories import SAMPLES
 from jaxgpt.errors import UserError
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import reward_answers
 from jaxgpt.post.held_out_reward import RewardResult
 from jaxgpt.post.reward_calls import Answered, rewards_of

@@ -24,7 +24,7 @@ from jaxgpt.data.preferences import Preferences, encode_preference
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer
-from jaxgpt.lm.generation import Generation
+from jaxgpt.lm.results import Generation
 from jaxgpt.model import GPT
 from jaxgpt.post.answers import reward_answers
 from jaxgpt.post.policy import VARIANTS, advantages, policy_objective

@@ -21,9 +21,9 @@ from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import export_model
 from jaxgpt.data.tokenizers.new import make_tokenizer
-from jaxgpt.decoding import sampler
+from jaxgpt.decoding import TokenBuffer, sampler
 from jaxgpt.errors import UserError
-from jaxgpt.lm import LM, engine
+from jaxgpt.lm import LM, buffers
 from jaxgpt.lm.weights import quantize
 from jaxgpt.model import attention, embedding, gpt, moe
 from jaxgpt.ops import experts as ops_experts
@@ -98,11 +98,11 @@ def head_apart_from_the_table(_: Any) -> Any:
 
 
 def rows_begin_one_slot_early(right: Any) -> Any:
-    def left_pad(*args: Any) -> tuple[Any, ...]:
-        text, *others = right(*args)
+    def left_pad(*args: Any) -> TokenBuffer:
+        text: TokenBuffer = right(*args)
         ids_BP = np.array(text.ids_BS)
         ids_BP[:, :-1][ids_BP[:, 1:] >= 0] = np.maximum(ids_BP[:, :-1], 0)[ids_BP[:, 1:] >= 0]
-        return text._replace(ids_BS=ids_BP), *others
+        return text._replace(ids_BS=ids_BP)  # type: ignore[arg-type]
 
     return left_pad
 
@@ -209,7 +209,7 @@ BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] =
     (mask_sees_the_next_token, Visible, "mask", {"logits ignore later tokens", "cached = uncached"}, FORWARD),
     (cache_written_one_slot_late, attention, "write", {"cached = uncached"}, FORWARD),
     (head_apart_from_the_table, embedding.Embedding, "logits", {"tied head = token table"}, FORWARD),
-    (rows_begin_one_slot_early, engine, "left_pad", {"padded batch = single prompts"}, FORWARD),
+    (rows_begin_one_slot_early, buffers, "left_pad", {"padded batch = single prompts"}, FORWARD),
     (
         positions_run_through_documents, forward, "document_positions", {"packed documents = each alone"},
         named("packed documents = each alone", "logits ignore later tokens"),
