@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,36 +70,40 @@ def losses(s: Subject) -> float:
 
     The factors of the losses are 1, so that an omitted gradient exceeds the tolerance.
     """
-    c = _with_experts(s)
+    _with_experts(s)
     config = replace(s.config, optim=replace(s.config.optim, balance_loss=1.0, router_z_loss=1.0))
     objective = next_token_loss(s.model.apply, penalties=router_penalties(config))
     compute: Any = jax.jit(lambda params, windows: step.gradients(params, windows, None, objective=objective))
     means, gradient = compute(s.params, s.windows)
 
-    def by_formula(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits: dict[str, jax.Array] = {}  # logits of each router
-
-        def edit(name: str, x: jax.Array) -> jax.Array:
-            if name.endswith("/router.logits"):
-                logits[name] = x
-            return x
-
-        model = GPT(c, s.model.ops._replace(edit=edit))
-        losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
-        is_target_BT = targets_BT >= 0
-        loss = losses_BT.sum() / is_target_BT.sum()
-
-        per_router = []
-        for layer in range(c.n_layer):
-            bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
-            per_router.append(_router_losses(c, logits[f"h_{layer}/mlp/router.logits"], bias_E, is_target_BT))
-        mean = jax.tree.map(lambda *of_layers: sum(of_layers) / c.n_layer, *per_router)
-        minimized = loss + mean.balance + mean.z + mean.bias
-        return minimized, {"loss": loss, "balance_loss": mean.balance, "router_z_loss": mean.z}
-
-    expected_gradient, expected = jax.jit(jax.grad(by_formula, has_aux=True))(s.params)
+    by_formula = jax.jit(jax.grad(partial(_losses_by_formula, s), has_aux=True))
+    expected_gradient, expected = by_formula(s.params)
     found = {name: means[name] for name in expected}
     return max(distance(found, expected), distance(gradient, expected_gradient))
+
+
+def _losses_by_formula(s: Subject, params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the sum of the loss and the means of the router losses over layers, and the terms by their names in the step."""
+    c = s.config.model
+    logits: dict[str, jax.Array] = {}  # logits of each router, recorded by `edit`
+
+    def edit(name: str, x: jax.Array) -> jax.Array:
+        if name.endswith("/router.logits"):
+            logits[name] = x
+        return x
+
+    model = GPT(c, s.model.ops._replace(edit=edit))
+    losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
+    is_target_BT = targets_BT >= 0
+    loss = losses_BT.sum() / is_target_BT.sum()
+
+    per_router = []
+    for layer in range(c.n_layer):
+        bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
+        per_router.append(_router_losses(c, logits[f"h_{layer}/mlp/router.logits"], bias_E, is_target_BT))
+    mean = jax.tree.map(lambda *of_layers: sum(of_layers) / c.n_layer, *per_router)
+    minimized = loss + mean.balance + mean.z + mean.bias
+    return minimized, {"loss": loss, "balance_loss": mean.balance, "router_z_loss": mean.z}
 
 
 class _RouterLosses(NamedTuple):

@@ -77,7 +77,9 @@ class Subject:
     def windows(self) -> jax.Array:
         """Windows `[8, T + 1]` for gradients; the first two are padded, so that token counts of rows differ."""
         T = min(BATCH_LENGTH, self.config.model.block_size)
-        return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
+        windows = self.random_ids((ROWS, T + 1))
+        windows = windows.at[0, 1 + T // 3 :].set(-1)
+        return windows.at[1, 1 + T // 2 :].set(-1)
 
     def random_ids(self, shape: tuple[int, ...], below: int = 0) -> jax.Array:
         """Draw ids below `below` (0: the vocabulary size) with NumPy, so that they do not depend on JAX."""
