@@ -25,7 +25,8 @@ from jaxgpt.decoding import TokenBuffer, sampler
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, buffers
 from jaxgpt.lm.weights import quantize
-from jaxgpt.model import attention, embedding, gpt, moe
+from jaxgpt.model import embedding, gpt, moe
+from jaxgpt.model.cache import KeysValues
 from jaxgpt.ops import experts as ops_experts
 from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
@@ -90,7 +91,7 @@ def mask_sees_the_next_token(right: Any) -> Any:
 
 
 def cache_written_one_slot_late(right: Any) -> Any:
-    return lambda new, cached, slot: right(new, cached, slot + 1)
+    return lambda cached, slot, new: right(cached, slot + 1, new)
 
 
 def head_apart_from_the_table(_: Any) -> Any:
@@ -207,7 +208,7 @@ EXPERTS = named("experts = NumPy", "router losses = formulas", "router losses ig
 # A planted bug, its place, the rows that must fail, and the laws computed without --long (none: only with it).
 BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] = [
     (mask_sees_the_next_token, Visible, "mask", {"logits ignore later tokens", "cached = uncached"}, FORWARD),
-    (cache_written_one_slot_late, attention, "write", {"cached = uncached"}, FORWARD),
+    (cache_written_one_slot_late, KeysValues, "write", {"cached = uncached"}, FORWARD),
     (head_apart_from_the_table, embedding.Embedding, "logits", {"tied head = token table"}, FORWARD),
     (rows_begin_one_slot_early, buffers, "left_pad", {"padded batch = single prompts"}, FORWARD),
     (
