@@ -173,7 +173,7 @@ def moved_sources(recorded: Mapping[str, str], parts: Mapping[str, Data]) -> dic
 
 
 def _with_moved(data: DataConfig, moved: Mapping[str, str], tokens: int) -> DataConfig:
-    """Replace the paths of moved sources in a schedule; `tokens`: number of training tokens up to the checkpoint.
+    """Replace the paths of moved sources in the settings; `tokens`: number of training tokens up to the checkpoint.
 
     A mixture that begins at the checkpoint and then equals the previous mixture is dropped.
     """

@@ -11,7 +11,7 @@ from jaxgpt.checkpoint.info import SEAL, Info, read_info
 from jaxgpt.errors import UserError
 from jaxgpt.files import sha256_file
 
-PARTS = ("params", "opt_state", "skip", "ema")
+PARTS = ("params", "opt_state", "skip", "ema")  # directories of a checkpoint, see store.py
 
 
 def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:

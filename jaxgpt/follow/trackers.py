@@ -186,11 +186,6 @@ class Mlflow:
         return f"mlflow server --backend-store-uri {self.client.tracking_uri}"
 
 
-def _batches(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Divide values into batches of at most `size`."""
-    return [values[first : first + size] for first in range(0, len(values), size)]
-
-
 class Trackio:
     """Trackio: a database in TRACKIO_DIR, or a Space of Hugging Face (TRACKIO_SPACE_ID). The project is TRACKIO_PROJECT."""
 
@@ -231,6 +226,11 @@ class Trackio:
     def close(self, status: str) -> str:
         self.run.finish()
         return f"trackio show --project {self.project}"
+
+
+def _batches(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Divide values into batches of at most `size`."""
+    return [values[first : first + size] for first in range(0, len(values), size)]
 
 
 TRACKERS: Mapping[str, type[ShippedTracker]] = {

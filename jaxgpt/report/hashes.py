@@ -1,4 +1,4 @@
-"""Hashes of n-grams, to find duplicates in large data."""
+"""Hashes of n-grams, and sets of hashes, to find equal n-grams in large data."""
 
 from __future__ import annotations
 
