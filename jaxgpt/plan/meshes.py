@@ -68,9 +68,10 @@ def _all_meshes(config: Config, topology: Topology) -> Iterator[MeshConfig]:
         if mesh.context > max(1, config.window // LEAST_POSITIONS):
             continue
         try:
-            yield resolve_mesh(replace(config, mesh=mesh), topology)[0].mesh
+            resolved, _ = resolve_mesh(replace(config, mesh=mesh), topology)
         except UserError:  # such as an n_embd that fsdp does not divide
             continue
+        yield resolved.mesh
 
 
 def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from jaxgpt.plan.shapes import SHAPES, shape_config
 from jaxgpt.plan.work import NEXT_TOKEN, Answers, Work
 from jaxgpt.post.frozen_reference import check_reference
 from jaxgpt.post.objective import batch_rows, objective_of
-from jaxgpt.post.rollouts import checked_answers
+from jaxgpt.post.sampler_check import checked_answers
 from jaxgpt.presets import PRESETS
 from jaxgpt.train.loss import Objective
 

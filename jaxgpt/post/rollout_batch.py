@@ -14,6 +14,7 @@ from jaxgpt.post.answers import OVERLONG, answer_ids
 from jaxgpt.post.rewards import metrics_of
 
 DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sampler and training
+EQUAL_REWARDS = "equal_rewards"  # metric of the answers to prompts with equal rewards, which have the advantage 0
 
 Array = Any  # np.ndarray on the host, jax.Array on the devices
 
@@ -46,7 +47,7 @@ def empty_rollout(config: Config) -> RolloutBatch:
     if not config.post.has_rewards:
         return rollout_batch(config, [], [], None, {})
     none = np.zeros(0, np.float32)
-    names = [*metrics_of(config.post.reward_weights), "equal_rewards"]
+    names = [*metrics_of(config.post.reward_weights), EQUAL_REWARDS]
     if config.post.overlong_tokens:
         names.append(OVERLONG)
     return rollout_batch(config, [], [], none, dict.fromkeys(names, none))

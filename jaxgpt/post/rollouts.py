@@ -5,33 +5,34 @@ A rollout is a function of (seed, step, state): a resumed run needs no other sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgpt.checkpoint.info import Info
-from jaxgpt.config import Config
 from jaxgpt.data import Data, PromptSplit
 from jaxgpt.data.order import shuffled
 from jaxgpt.data.prompts import Prompt
-from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.rows import row_spec
 from jaxgpt.post.answers import reward_answers, sample
 from jaxgpt.post.policy import VARIANTS, advantages
 from jaxgpt.post.reward_names import Reward
-from jaxgpt.post.rollout_batch import DIFFERENCE, RolloutBatch, empty_rollout, rollout_batch, token_weights
-from jaxgpt.train.loss import token_losses
+from jaxgpt.post.rollout_batch import (
+    DIFFERENCE,
+    EQUAL_REWARDS,
+    RolloutBatch,
+    empty_rollout,
+    rollout_batch,
+    token_weights,
+)
+from jaxgpt.post.sampler_check import check_sampler, checked_answers, mean_difference, target_log_p
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.feed import Feed
 from jaxgpt.trainer.program import Program
-
-TOLERANCE = 1e-3  # maximum difference between sampler and training in float32, in nats: rounding is below 1e-4
 
 
 class Rollouts(Feed):
@@ -86,7 +87,7 @@ class Rollouts(Feed):
         reward_PG = rewards.total_B.reshape(-1, per_prompt)
         advantage_PG = advantages(reward_PG, VARIANTS[config.post.objective].advantage)
         has_spread_P = np.ptp(reward_PG, axis=1) > 0
-        metrics = rewards.metrics | {"equal_rewards": np.repeat(~has_spread_P, per_prompt)}
+        metrics = rewards.metrics | {EQUAL_REWARDS: np.repeat(~has_spread_P, per_prompt)}
         return rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
 
     def _with_log_p(self, sampled: RolloutBatch, state: TrainState) -> RolloutBatch:
@@ -130,51 +131,3 @@ def batch_of(rollout: RolloutBatch, rows: np.ndarray) -> RolloutBatch:
     """Return rows of a rollout as a batch, with their weight in a mean over the tokens of the batch."""
     batch: RolloutBatch = jax.tree.map(lambda x: x[rows], rollout)
     return {**batch, "weight": token_weights(batch)}
-
-
-def mean_difference(difference_BT: np.ndarray, windows_BT3: np.ndarray) -> float:
-    """Return the mean over answers of the mean difference of their targets."""
-    is_target_BT = windows_BT3[:, :, 1] >= 0
-    difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
-    return float(difference_B.mean())
-
-
-def checked_answers(config: Config) -> int:
-    """Return the number of answers of a rollout whose log probabilities are computed as in training."""
-    post = config.post
-    if post.has_rewards and config.train.compute_dtype != "float32":
-        return config.rollout_answers
-    return min(post.group, config.rollout_answers)
-
-
-def target_log_p(program: Program, weights: Any, windows_BT3: jax.Array) -> jax.Array:
-    """Compute the log probability of each target, `[B, T]`, as in training; 0 without a target."""
-    config = program.config
-    losses_BT, _ = token_losses(
-        program.model.apply,
-        weights,
-        windows_BT3,
-        chunk=config.train.loss_chunk,
-        longest=config.post.max_new_tokens,
-    )
-    return -losses_BT
-
-
-def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
-    """Raise `UserError` if log probabilities of a rollout differ from training in float32, or are not finite.
-
-    In bfloat16, rounding differs between the sampler and training: 0.04 nats on average for SmolLM2, up to 0.17. The
-    metric `DIFFERENCE` is the mean difference.
-
-    Args:
-        difference_BT: absolute differences, 0 without a target.
-        dtype: `train.compute_dtype`.
-    """
-    difference = float(difference_BT.max(initial=0.0))
-    if not math.isfinite(difference):
-        raise UserError("log probabilities of a rollout are not finite: training has diverged; lower the learning rate")
-    if dtype == "float32" and difference > TOLERANCE:
-        raise UserError(
-            f"log probabilities of a rollout differ by {difference:.2g} nats between the sampler and training, more than by "
-            "the rounding of float32: report this as a bug"
-        )

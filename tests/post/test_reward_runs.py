@@ -27,7 +27,7 @@ from jaxgpt.directories import RUN_FILES
 from jaxgpt.errors import UserError
 from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import sample
-from jaxgpt.post.rollouts import check_sampler
+from jaxgpt.post.sampler_check import check_sampler
 from jaxgpt.trainer.metrics import read_metrics
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz?"
