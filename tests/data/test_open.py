@@ -92,6 +92,24 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
         assert len(found.train) == sum(len(part.train) for part in found.parts)
 
 
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("pack", ["text"]),
+        ("ids", ["token ids"]),
+        ("conversations", ["conversations"]),
+        ("mixed kinds", ["mixture", "token ids", "text"]),
+    ],
+)
+@pytest.mark.usefixtures("inputs")
+def test_data_have_the_kinds_of_their_sources(case: str, kinds: list[str]) -> None:
+    data, *_ = CASES[case]
+    config = replace(small_run(), data=data)
+    found = open_data(config.with_model(vocab_size=90) if case == "ids" else config)
+    assert [found.kind, *(part.kind for part in found.parts)] == kinds
+    assert found.is_examples == (case == "conversations")
+
+
 @pytest.mark.parametrize("tokenizer", ["char", "word", "byte", "bpe", "tokenizer.json", "ids"])
 @pytest.mark.parametrize(
     "source", ["repeats", "statquest", "texts", "ids", "talks.jsonl", "text.txt=1 ends.txt=2", "ids=1 texts=1"]
