@@ -1,4 +1,4 @@
-"""Split of separate examples, such as preference pairs or prompts, whose rows are not windows of a text."""
+"""Separate examples, such as preference pairs or prompts, as a split: a row is an example, not a window of a text."""
 
 from __future__ import annotations
 

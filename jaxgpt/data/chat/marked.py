@@ -104,7 +104,7 @@ class MarkedAnswers(NamedTuple):
         return marks.parts(text)
 
     def _add_turn(self, marks: Marks, turn: Turn, answer_end: int, message: Message) -> None:
-        """Add the end of a located turn, and the turn itself if its message has the weight 0."""
+        """Add the end of a located turn to the targets; omit the turn if its message has the weight 0."""
         # A template may leave a message without content, or with calls, unmarked. Its end is a target nevertheless: the
         # model learns to end such a turn.
         is_target = turn.is_marked(marks.targets) or message.get("tool_calls") or not message.get("content")
