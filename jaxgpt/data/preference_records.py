@@ -63,7 +63,6 @@ TextOrMessages = str | list[Any]
 class _Parts(NamedTuple):
     """A prompt and two answers that do not repeat it."""
 
-    field: str  # name of the prompt's field, a key of `PROMPTS`
     prompt: TextOrMessages | None  # None: not found
     chosen: TextOrMessages
     rejected: TextOrMessages
@@ -93,38 +92,29 @@ def read_preference(record: Any) -> PreferenceRecord:
             f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
         )
 
-    parts = _split_prompt(fields)
-    _check_answers(parts)
+    chosen, rejected = _answers(fields)
+    _check_not_empty(chosen, rejected)
+    _check_different(chosen, rejected)
+
+    field, prompt = _prompt(fields)
+    parts = _split_prompt(prompt, chosen, rejected)
+    # Common first messages are a complete prompt. A common text may lack what other fields of the prompt contain.
+    has_context = any(fields.get(name) for name in PROMPT_CONTEXT)
+    may_lack_context = prompt is None and isinstance(chosen, str) and has_context
+    if parts.prompt is None or may_lack_context:
+        raise _no_prompt(fields)
+    _check_speakers(parts)
+    _check_not_empty(parts.chosen, parts.rejected)
 
     # The prompt and each answer form a conversation.
-    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields}
-    answered = PROMPTS[parts.field]
-    chosen = read_record({parts.field: parts.prompt, answered: parts.chosen, **others})
-    rejected = read_record({parts.field: parts.prompt, answered: parts.rejected, **others})
+    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields and key != field}
+    answered = PROMPTS[field]
+    chosen_record = read_record({field: parts.prompt, answered: parts.chosen, **others})
+    rejected_record = read_record({field: parts.prompt, answered: parts.rejected, **others})
     return PreferenceRecord(
-        chosen=_without_earlier_targets(chosen, parts.chosen, CHOSEN),
-        rejected=_without_earlier_targets(rejected, parts.rejected, REJECTED),
+        chosen=_without_earlier_targets(chosen_record, parts.chosen, CHOSEN),
+        rejected=_without_earlier_targets(rejected_record, parts.rejected, REJECTED),
     )
-
-
-def _split_prompt(fields: Mapping[str, Any]) -> _Parts:
-    """Return the prompt of a record, from its field or the common beginning of its answers, and the remaining answers."""
-    chosen, rejected = _answers(fields)
-    field, prompt = _prompt(fields)
-    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
-        raise UserError(ALREADY_ANSWERED)
-
-    if isinstance(chosen, list) and isinstance(rejected, list):
-        parts = _split_messages(field, prompt, chosen, rejected)
-    elif isinstance(chosen, str) and isinstance(rejected, str) and prompt is None:
-        _check_without_prompt(fields)
-        parts = _split_texts(chosen, rejected)
-    else:
-        parts = _Parts(field, prompt, chosen, rejected)
-    if parts.prompt is None:
-        _check_without_prompt(fields)
-        raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-    return parts
 
 
 def _answers(fields: Mapping[str, Any]) -> tuple[TextOrMessages, TextOrMessages]:
@@ -162,26 +152,46 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
     return "prompt", None
 
 
-def _check_without_prompt(fields: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a record without a prompt has fields of a prompt: its answers are not complete texts."""
-    for name in PROMPT_CONTEXT:
-        if fields.get(name):
-            raise UserError(
-                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
-                f"'prompt'"
-            )
+def _check_different(chosen: TextOrMessages, rejected: TextOrMessages) -> None:
+    """Raise `EqualAnswers` for complete answers that are equal; their common beginning would leave two empty answers."""
+    if _comparable(chosen) == _comparable(rejected):
+        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
 
 
-def _split_messages(field: str, prompt: Any, chosen: list[Any], rejected: list[Any]) -> _Parts:
-    """Remove the common first messages of two answers; they are the prompt, or repeat the end of a given list of messages."""
-    messages = [comparable(message) for message in chosen]
-    shared = _shared(messages, [comparable(message) for message in rejected])
+def _comparable(answer: TextOrMessages) -> Sequence[Any]:
+    """Return the characters of a text, or messages in the form of templates."""
+    return answer if isinstance(answer, str) else [comparable(message) for message in answer]
+
+
+def _split_prompt(prompt: Any, chosen: TextOrMessages, rejected: TextOrMessages) -> _Parts:
+    """Move the common beginning of two different answers to the prompt, or remove it where it repeats a list of messages.
+
+    Two texts with a prompt are the answers as they are.
+    """
+    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
+        raise UserError(ALREADY_ANSWERED)
+
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        return _split_messages(prompt, chosen, rejected)
+    if isinstance(chosen, str) and isinstance(rejected, str) and prompt is None:
+        return _split_texts(chosen, rejected)
+    return _Parts(prompt, chosen, rejected)
+
+
+def _split_messages(prompt: Any, chosen: list[Any], rejected: list[Any]) -> _Parts:
+    """Split two lists after their common first messages.
+
+    If the prompt is a list of messages, only messages that repeat its end are removed. Otherwise, the common messages are the
+    prompt, as in TRL, and a text prompt is used only if they do not begin with a request.
+    """
+    messages = _comparable(chosen)
+    shared = _shared(messages, _comparable(rejected))
     if isinstance(prompt, list):
-        repeated = _repeated([comparable(message) for message in prompt], messages[:shared])
-        return _Parts(field, prompt, chosen[repeated:], rejected[repeated:])
+        repeated = _repeated(_comparable(prompt), messages[:shared])
+        return _Parts(prompt, chosen[repeated:], rejected[repeated:])
     if not shared:
-        return _Parts(field, prompt, chosen, rejected)
-    return _Parts("prompt", _with_request(chosen[:shared], prompt), chosen[shared:], rejected[shared:])
+        return _Parts(prompt, chosen, rejected)
+    return _Parts(_with_request(chosen[:shared], prompt), chosen[shared:], rejected[shared:])
 
 
 def _split_texts(chosen: str, rejected: str) -> _Parts:
@@ -190,11 +200,11 @@ def _split_texts(chosen: str, rejected: str) -> _Parts:
     If one text begins with the other, the shorter answer is its last character, as in TRL.
     """
     n = _shared(chosen, rejected)
-    if n == min(len(chosen), len(rejected)) < max(len(chosen), len(rejected)):
+    if n == min(len(chosen), len(rejected)):
         n -= 1
     if n > 0 and chosen[n - 1] == " ":
         n -= 1
-    return _Parts("prompt", chosen[:n] or None, chosen[n:], rejected[n:])
+    return _Parts(chosen[:n] or None, chosen[n:], rejected[n:])
 
 
 def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
@@ -221,20 +231,32 @@ def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
     return min(len(a), len(b))
 
 
-def _check_answers(parts: _Parts) -> None:
-    """Raise `UserError` if an answer begins with a message of a different speaker or is empty, or both answers are equal."""
-    answers = {CHOSEN: parts.chosen, REJECTED: parts.rejected}
-    for name, answer in answers.items():
+def _no_prompt(fields: Mapping[str, Any]) -> UserError:
+    """Return the error for a record without a prompt; fields that belong to a prompt show that a request is missing."""
+    for name in PROMPT_CONTEXT:
+        if fields.get(name):
+            return UserError(
+                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
+                f"'prompt'"
+            )
+    return UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
+
+
+def _check_speakers(parts: _Parts) -> None:
+    """Raise `UserError` if an answer begins with a message of the user or a system message."""
+    for name, answer in ((CHOSEN, parts.chosen), (REJECTED, parts.rejected)):
         if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
             raise UserError(
                 f"the {name} answer begins with a message that the assistant did not write: {short_repr(answer[0])}; move it "
                 f"to the prompt, or add it to both answers"
             )
-    for name, answer in answers.items():
+
+
+def _check_not_empty(chosen: TextOrMessages, rejected: TextOrMessages) -> None:
+    """Raise `EmptyAnswer` if an answer has no text and no calls."""
+    for name, answer in ((CHOSEN, chosen), (REJECTED, rejected)):
         if not answer or _is_blank(answer):
             raise EmptyAnswer(f"the {name} answer is empty: write an answer, or remove the record")
-    if parts.chosen == parts.rejected:
-        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
 
 
 def _is_blank(answer: TextOrMessages) -> bool:
@@ -253,6 +275,7 @@ def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages, 
     """
     if isinstance(record, Pair):
         return record
+    # The record ends with the messages of the answer; several calls in the answer may be one message of the record.
     n = 1 if isinstance(answer, str) else len(read_messages("answer", answer))
     prompt = [without_loss(message) for message in record.messages[:-n]]
     answered = record.messages[-n:]

@@ -199,7 +199,25 @@ def test_an_answer_that_is_json_remains_a_text() -> None:
 
 BAD = {
     "equal": (GOOD | {"rejected": "4"}, "the chosen and the rejected answer are equal"),
+    "equal texts without a prompt": (
+        {"chosen": "It is 4", "rejected": "It is 4"},
+        "the chosen and the rejected answer are equal",
+    ),
+    "equal conversations": (
+        {"chosen": [user("Who?"), assistant("Me")], "rejected": [user("Who?"), assistant("Me")]},
+        "the chosen and the rejected answer are equal",
+    ),
+    "equal messages after a text": (
+        {"prompt": "Who?", "chosen": [assistant("Me")], "rejected": [{"from": "gpt", "value": "Me"}]},
+        "the chosen and the rejected answer are equal",
+    ),
     "empty": (GOOD | {"chosen": ""}, "the chosen answer is empty: write an answer, or remove the record"),
+    "empty texts without a prompt": ({"chosen": "", "rejected": ""}, "the chosen answer is empty"),
+    "one text without a prompt and an empty one": ({"chosen": "It is 4", "rejected": ""}, "the rejected answer is empty"),
+    "a conversation without an answer": (
+        {"chosen": [user("Who?"), assistant("Me")], "rejected": [user("Who?")]},
+        "the rejected answer is empty",
+    ),
     "empty message": (EXPLICIT | {"rejected": [assistant("")]}, "the rejected answer is empty"),
     "no rejected": ({"prompt": "a", "chosen": "b"}, "no rejected answer: the fields are ['prompt', 'chosen']; write {"),
     "conversation": ({"messages": [user("a"), assistant("b")]}, "no chosen and no rejected answer"),
