@@ -14,6 +14,7 @@ from jaxgpt.data.chat.formats import Formats, formats_of
 from jaxgpt.data.chat.messages import is_known_role
 from jaxgpt.data.chat.omitted import omitted_calls, omitted_tools
 from jaxgpt.data.chat.records import CONVERSATIONS, ChatRecord, Pair
+from jaxgpt.data.chat.warnings import FALSE_LABEL, OMITTED_MESSAGE, UNKNOWN_ROLE
 from jaxgpt.data.example_files import Examples, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import describe_conversations, notes_on_split, notes_on_templates
 from jaxgpt.data.files.skipped import Skipped
@@ -78,11 +79,13 @@ def read_conversations(
         if isinstance(chat, Pair):
             return
         if chat.may_be_rejected:
-            skipped.count_label_false(where)
-        formats.count_omitted(skipped, where, chat)
+            skipped.warn(FALSE_LABEL, where)
+        for role in formats.omitted_roles(chat):
+            skipped.warn(OMITTED_MESSAGE, where, role)
         for message in chat.messages:
-            if not is_known_role(message["role"]):
-                skipped.count_unknown_role(where, message["role"])
+            role = message["role"]
+            if not is_known_role(role):
+                skipped.warn(UNKNOWN_ROLE, f"{short_repr(role)} in {where}")
 
     return read_examples(data, CONVERSATIONS, encode, count, progress)
 

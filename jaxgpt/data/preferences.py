@@ -17,6 +17,7 @@ from jaxgpt.data.chat.encoding import Conversation
 from jaxgpt.data.chat.files import find_files
 from jaxgpt.data.chat.formats import Formats, formats_of
 from jaxgpt.data.chat.records import ChatRecord, Pair
+from jaxgpt.data.chat.warnings import OMITTED_MESSAGE
 from jaxgpt.data.conversations import encode_conversation
 from jaxgpt.data.example_files import DoesNotFit, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import describe_preferences, notes_on_split, notes_on_templates
@@ -90,7 +91,8 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
         return pair
 
     def count(skipped: Skipped, where: str, record: PreferenceRecord) -> None:
-        formats.count_omitted(skipped, where, record.chosen)  # both answers have the same prompt
+        for role in formats.omitted_roles(record.chosen):  # both answers have the same prompt
+            skipped.warn(OMITTED_MESSAGE, where, role)
 
     read = read_examples(config.data, PREFERENCE_PAIRS, encode, count, progress)
     split = hold_out(read, config.data.train_fraction, key_of)

@@ -14,6 +14,7 @@ from jaxgpt.data.chat.encoding import ChatFormat, stop_ids
 from jaxgpt.data.chat.formats import formats_of
 from jaxgpt.data.chat.messages import plain_message
 from jaxgpt.data.chat.records import ChatRecord
+from jaxgpt.data.chat.warnings import OMITTED_MESSAGE
 from jaxgpt.data.example_files import DoesNotFit, Loaded, hold_out, read_examples
 from jaxgpt.data.example_notes import notes_on_prompts, notes_on_split
 from jaxgpt.data.examples import ExampleSplit
@@ -86,7 +87,8 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
         return Prompt(ids, record.prompt, record.record)
 
     def count(skipped: Skipped, where: str, record: PromptRecord) -> None:
-        formats.count_omitted(skipped, where, record.chat)
+        for role in formats.omitted_roles(record.chat):
+            skipped.warn(OMITTED_MESSAGE, where, role)
 
     read = read_examples(config.data, PROMPTS, encode, count, progress)
     split = hold_out(read, config.data.train_fraction, lambda prompt: tuple(prompt.ids))

@@ -417,6 +417,9 @@ def test_messages_of_unknown_roles_are_reported(tmp_path: Path) -> None:
     source = load(path, tokenizer(every))[2]
     expected = f"; warning: 2 messages of unknown roles are not trained on (first: 'gpt4' in {path}, line 2): rename"
     assert expected in source
+    path.write_text("\n".join(json.dumps({"messages": talk}) for talk in talks[:2]))
+    expected = f"; warning: 1 message of an unknown role is not trained on (first: 'gpt4' in {path}, line 2): rename"
+    assert expected in load(path, tokenizer(every))[2]
     path.write_text(json.dumps({"messages": known}))
     assert "warning" not in load(path, tokenizer(every))[2]
 

@@ -8,7 +8,6 @@ from jaxgpt.config import DataConfig
 from jaxgpt.data.chat.encoding import ChatFormat, chat_format
 from jaxgpt.data.chat.omitted import omitted_messages
 from jaxgpt.data.chat.records import ChatRecord, Pair
-from jaxgpt.data.files.skipped import Skipped
 from jaxgpt.data.tokenizers.base import Tokenizer
 
 DATE = "2024-07-26"  # date for templates that include it, fixed for deterministic encoding
@@ -25,13 +24,12 @@ class Formats(NamedTuple):
         has_tools = isinstance(chat, ChatRecord) and chat.tools is not None
         return self.with_tools if has_tools else self.plain
 
-    def count_omitted(self, skipped: Skipped, where: str, chat: ChatRecord | Pair | str) -> None:
-        """Count the messages of a conversation, at the place `where`, that its chat template omits."""
+    def omitted_roles(self, chat: ChatRecord | Pair | str) -> list[str]:
+        """Return the role of each message of a conversation that its chat template omits."""
         form = self.of(chat)
         if form is None or not isinstance(chat, ChatRecord):
-            return
-        for role in omitted_messages(chat, form.template):
-            skipped.count_omitted(where, role)
+            return []
+        return omitted_messages(chat, form.template)
 
 
 def formats_of(tokenizer: Tokenizer, data: DataConfig) -> Formats:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from jaxgpt.errors import UserError, plural, short_repr
+from jaxgpt.errors import UserError, plural
 
 
 class UnusableRecord(UserError):
@@ -19,16 +20,28 @@ def reason_of(error: UserError, otherwise: str) -> str:
     return error.reason if isinstance(error, UnusableRecord) else otherwise
 
 
+class RecordWarning(NamedTuple):
+    """A kind of finding in records that are used but may be wrong.
+
+    Attributes:
+        describe: function that returns the text about all findings from their numbers, keyed by group.
+        advice: how to change the records.
+    """
+
+    describe: Callable[[Mapping[str, int]], str]
+    advice: str
+
+
 @dataclass
 class Tally:
-    """The number of findings of one kind, and the place of the first."""
+    """The number of findings in one group, and a text about the first."""
 
     number: int = 0
     first: str = ""
 
-    def add(self, where: str) -> None:
-        """Count a finding at a place."""
-        self.first = self.first or where
+    def add(self, finding: str) -> None:
+        """Count a finding; the text has its place."""
+        self.first = self.first or finding
         self.number += 1
 
 
@@ -41,22 +54,8 @@ class Skipped:
 
     def __init__(self, on_error: str) -> None:
         self._on_error = on_error
-        self._unused = dict[str, Tally]()  # skipped records, keyed by reason; `first` has the place and the error
-        self._label_false = Tally()  # used conversations that may be rejected answers
-        self._omitted = dict[str, Tally]()  # messages that the chat template omits, keyed by role
-        self._unknown_roles = Tally()  # messages of unknown roles, which are not trained on
-
-    def count_omitted(self, where: str, role: str) -> None:
-        """Count a message that the chat template omits, in a conversation that is used."""
-        self._omitted.setdefault(role, Tally()).add(where)
-
-    def count_unknown_role(self, where: str, role: str) -> None:
-        """Count a message of an unknown role in a conversation that is used: the message is not trained on."""
-        self._unknown_roles.add(f"{short_repr(role)} in {where}")
-
-    def count_label_false(self, where: str) -> None:
-        """Count a used conversation with a label that may mark a rejected answer."""
-        self._label_false.add(where)
+        self._unused = dict[str, Tally]()  # skipped records, keyed by reason
+        self._warnings = dict[RecordWarning, dict[str, Tally]]()  # findings in used records, by kind, keyed by group
 
     def skip(self, reason: str, where: str, error: str) -> None:
         """Count a record that cannot be used; raise `UserError` if `on_error` is fail.
@@ -71,35 +70,37 @@ class Skipped:
         problem, _, _ = error.partition(";")
         self._unused.setdefault(reason, Tally()).add(f"{where}: {problem}")
 
+    def warn(self, kind: RecordWarning, where: str, group: str = "") -> None:
+        """Count a finding in a record that is used.
+
+        Args:
+            kind: kind of the finding.
+            where: place of the finding.
+            group: group of the finding in the text about its kind, such as the role of a message.
+        """
+        groups = self._warnings.setdefault(kind, {})
+        groups.setdefault(group, Tally()).add(where)
+
     @property
     def counts(self) -> dict[str, int]:
         """The number of skipped records, keyed by reason."""
-        return {reason: tally.number for reason, tally in self._unused.items()}
+        return _numbers(self._unused)
 
     def __str__(self) -> str:
         """Return the counts, and the first record of each reason; "" if no record was skipped or may be wrong."""
         return "".join(f"; {note}" for note in self._notes())
 
     def _notes(self) -> Iterator[str]:
-        """Yield a note for each kind of finding."""
+        """Yield a note about the skipped records, and one for each kind of finding in used records."""
         if self._unused:
             total = sum(self.counts.values())
             reasons = [f"{tally.number:,} {reason} (first: {tally.first})" for reason, tally in self._unused.items()]
             yield f"skipped {plural(total, 'record')}: {', '.join(reasons)}"
-        if self._label_false.number:
-            yield (
-                f"warning: {plural(self._label_false.number, 'conversation')} with the label false or 0 (first: "
-                f"{self._label_false.first}): remove these records if the label marks rejected answers, as in KTO data"
-            )
-        if self._omitted:
-            roles = [f"{plural(tally.number, 'message')} of the role {role}" for role, tally in self._omitted.items()]
-            earliest, *_ = self._omitted.values()
-            yield (
-                f"warning: the chat template omits {', '.join(roles)} (first: {earliest.first}): write their text into a "
-                f"user's message, or use a different template"
-            )
-        if self._unknown_roles.number:
-            yield (
-                f"warning: {plural(self._unknown_roles.number, 'message')} of unknown roles are not trained on (first: "
-                f"{self._unknown_roles.first}): rename the role to assistant if the model should write such messages"
-            )
+        for kind, groups in self._warnings.items():
+            earliest, *_ = groups.values()  # in the order in which they were found
+            yield f"warning: {kind.describe(_numbers(groups))} (first: {earliest.first}): {kind.advice}"
+
+
+def _numbers(tallies: Mapping[str, Tally]) -> dict[str, int]:
+    """Return the number of findings in each group."""
+    return {group: tally.number for group, tally in tallies.items()}
