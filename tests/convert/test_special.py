@@ -138,6 +138,25 @@ def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(fo
     assert START not in ids("<|im_start|>a")
 
 
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_chosen_tokenizer_keeps_the_template_of_the_model(has_own, tmp_path):
+    """Files next to the chosen tokenizer have precedence; the ids that end a text are always the model's."""
+    source = source_folder(tmp_path / "hf")
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (source / "tokenizer.json").rename(chosen / "tokenizer.json")
+    if has_own:
+        own = {"chat_template": "own", "unk_token": "<s>"}
+        (chosen / "tokenizer_config.json").write_text(json.dumps(own))
+        (chosen / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    import_model(source, tmp_path / "run", tokenizer=str(chosen / "tokenizer.json"))
+    special = jaxgpt.load(tmp_path / "run").tokenizer.special
+    assert special.chat_template == ("own" if has_own else TEMPLATE)
+    assert special.names["unk_token"] == ("<s>" if has_own else "<unk>")
+    assert special.names["eos_token"] == "<|im_end|>"
+    assert special.generation == GENERATION
+
+
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("said", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
 def test_prompts_are_encoded_as_transformers_does(tmp_path, said, added):

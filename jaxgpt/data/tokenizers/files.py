@@ -12,7 +12,7 @@ from jaxgpt.data.tokenizers.added_tokens import add_tokens, has_tokens
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.data.tokenizers.special import SpecialTokens
-from jaxgpt.data.tokenizers.special_files import SpecialFiles, read_special_files
+from jaxgpt.data.tokenizers.special_files import read_special_files
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
 from jaxgpt.data.tokenizers.tokenizer_json import built_in, read_library_file, read_tokenizer_json
 from jaxgpt.directories import (
@@ -47,24 +47,24 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
         library = read_library(library.to_str(), str(path))
         tokenizer = call_tokenizers(lambda: SubwordTokenizer(library), str(path))
 
-    tokenizer.special = _special_tokens(tokenizer, files)
+    tokenizer.special = with_missing(tokenizer, files.tokens)
     return tokenizer if files.tokenizer_class.keeps_bos else with_bos(tokenizer, "no")
 
 
 def load_saved_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer that `save_tokenizer` wrote; its tokenizer.json is used unchanged."""
     tokenizer = read_tokenizer_json(path)
-    tokenizer.special = _special_tokens(tokenizer, read_special_files(path.parent, {}))
+    tokenizer.special = with_missing(tokenizer, read_special_files(path.parent, {}).tokens)
     return tokenizer
 
 
-def _special_tokens(tokenizer: Tokenizer, files: SpecialFiles) -> SpecialTokens:
-    """Return the special tokens of the files, with the names of the tokens that the vocabulary lacks."""
+def with_missing(tokenizer: Tokenizer, special: SpecialTokens) -> SpecialTokens:
+    """Return special tokens from files, with the names of the tokens that the vocabulary of the tokenizer lacks."""
     if not isinstance(tokenizer, SubwordTokenizer):
-        return files.tokens
+        return special
     id_of = tokenizer.library.token_to_id
-    missing = frozenset(name for name, token in files.tokens.names.items() if id_of(token) is None)
-    return replace(files.tokens, missing=missing)
+    missing = frozenset(name for name, token in special.names.items() if id_of(token) is None)
+    return replace(special, missing=missing)
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
