@@ -35,5 +35,5 @@ def cpu_info() -> list[str]:
     file = Path("/proc/cpuinfo")
     if not file.is_file():
         return []
-    first, *_ = file.read_text().split("\n\n")
+    first, *_ = file.read_text("utf-8", "replace").split("\n\n")
     return first.splitlines()

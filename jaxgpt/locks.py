@@ -41,7 +41,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):
-        file = path.open("a")
+        file = path.open("ab")
     with file:
         if try_lock(file) is LockResult.BUSY:
             holder = path.read_text("utf-8", "replace") or "another process"
@@ -89,7 +89,7 @@ def has_writer(directory: Path) -> bool | None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a file, and create it if missing; wait while a different process holds the lock."""
-    with path.open("a") as file:
+    with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as e:

@@ -60,7 +60,7 @@ def add_flag(flag: str) -> bool:
 
     flags = os.environ.get("XLA_FLAGS", "").strip()
     file = flags_file()
-    known = file.read_text() if file and file.is_file() else flags
+    known = file.read_text("utf-8", "replace") if file and file.is_file() else flags
     if flag.split("=")[0] in known:
         return True
     if file or has_started():

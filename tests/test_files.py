@@ -1,7 +1,8 @@
-"""Files: atomic writes, locks, and downloads from a server that sends wrong data, stalls, truncates and redirects."""
+"""Files: atomic writes, locks, UTF-8, and downloads from a server that sends wrong data, stalls, truncates and redirects."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import fcntl
 import hashlib
@@ -17,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from helpers import largest_file
+from helpers import largest_file, repository
 
 from jaxgpt.atomic import check_renames, write_atomically
 from jaxgpt.downloads import fetch
@@ -272,3 +273,27 @@ def test_one_writer_whose_kill_releases_the_lock() -> None:
     assert str(holder.pid) in Path(LOCK).read_text()
     with sole_writer(Path()):
         pass
+
+
+def test_text_files_are_utf_8_in_every_locale() -> None:
+    """Without an encoding, Python writes the bytes of the locale, and fails if the locale lacks a character."""
+    root = repository()
+    found = []
+    for path in [*(root / "jaxgpt").rglob("*.py"), *(root / "examples").glob("*.py"), root / "train.py"]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and uses_locale(node):
+                found.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert found == []
+
+
+def uses_locale(call: ast.Call) -> bool:
+    """Return whether a call reads, writes or opens a text file without an encoding."""
+    if not isinstance(call.func, ast.Attribute) or any(keyword.arg == "encoding" for keyword in call.keywords):
+        return False
+    match call.func.attr, call.args:
+        case ("read_text", []) | ("write_text", [_]) | ("open", []):
+            return True
+        case "open", [mode, *_]:
+            values = [node.value for node in ast.walk(mode) if isinstance(node, ast.Constant)]
+            return any(value in ("r", "w", "a", "x", "r+", "w+") for value in values)
+    return False

@@ -91,7 +91,7 @@ def export_model(
             license=license,
             engines=supported,
         )
-        (directory / CARD).write_text(model_card(subject))
+        (directory / CARD).write_text(model_card(subject), "utf-8")
 
         save_weights(directory, params, model, family.form, dtype, shard_bytes)
         # The files must have the logits of the rounded weights; the change by rounding is only reported.

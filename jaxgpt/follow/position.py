@@ -46,5 +46,5 @@ class Position(NamedTuple):
     def write(self, directory: Path) -> None:
         """Replace the file. A kill leaves the old or the new position; only a power failure can lose the position."""
         draft = directory / f"{FILE}.partial"
-        draft.write_text(json.dumps(self._asdict()))
+        draft.write_text(json.dumps(self._asdict()), "utf-8")
         draft.replace(directory / FILE)

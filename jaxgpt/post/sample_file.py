@@ -48,7 +48,7 @@ class SampleFile(Listener):
     def evaluated(self, step: int, result: Result) -> None:
         if not isinstance(result, HasSamples) or not is_leader():
             return
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             for sample in result.samples:
                 line = {"step": step, **sample}
                 # Messages from Parquet files may have other values, such as times.

@@ -49,7 +49,7 @@ class MetricsFile:
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
         self._path = path
-        self._file = path.open("a" if last else "w")
+        self._file = path.open("a" if last else "w", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         """Write a line without non-finite values, which JSON cannot represent."""
@@ -64,7 +64,7 @@ class MetricsFile:
     def reopen(self) -> None:
         """Continue in a new file at the same path, after the directory of the run was renamed or deleted."""
         self._file.close()
-        self._file = self._path.open("a")
+        self._file = self._path.open("a", encoding="utf-8")
 
     def __enter__(self) -> MetricsFile:
         return self

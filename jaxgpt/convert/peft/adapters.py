@@ -84,7 +84,7 @@ def export_adapter(
             is_adapter=True,
             license=license,
         )
-        (directory / CARD).write_text(model_card(subject))
+        (directory / CARD).write_text(model_card(subject), "utf-8")
 
         lora, reread = read_adapter(directory, model)
         before = probe_logits(model, merge(trained.base, trained.params, config.lora.alpha))
