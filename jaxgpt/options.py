@@ -24,8 +24,10 @@ class SamplingParams(Section):
     temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token", 0.0)
     top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
     top_p: float = setting(1.0, "keep the smallest set of tokens with total probability >= p; 1: off", 0.0, 1.0)
-    min_p: float = setting(0.0, "drop tokens below min_p x the top probability; 0: off", 0.0, 1.0)
-    repetition_penalty: float = setting(1.0, "lower the logits of tokens in the text by this factor; 1: off", above=0.0)
+    min_p: float = setting(0.0, "drop tokens less probable than min_p x the top probability; 0: off", 0.0, 1.0)
+    repetition_penalty: float = setting(
+        1.0, "for tokens in the text, divide positive logits and multiply negative logits by this; 1: off", above=0.0
+    )
     no_repeat_ngram_size: int = setting(0, "forbid a second occurrence of n-grams of this size; 0: off", 0, MAX_TOKENS)
 
     @property

@@ -80,7 +80,7 @@ class PostConfig(Section):
     )
     beta: float = setting(
         0.1,
-        "dpo, robust, ipo: strength of the reference; simpo: factor of the margin; orpo: weight of the odds ratio",
+        "dpo, robust, ipo: strength of the KL constraint; simpo: factor of the margin; orpo: weight of the odds ratio",
         above=0.0,
         high=1e3,
     )
@@ -95,8 +95,8 @@ class PostConfig(Section):
     )
     reference_log_p: Literal["auto", "once", "every-step"] = setting(
         "auto",
-        "dpo, robust, ipo: once: compute the reference for each pair before training; every-step: compute it in each step; "
-        "auto: every-step with adapters, otherwise once, without a copy in memory",
+        "dpo, robust, ipo: once: compute log probabilities of the reference before training; every-step: compute them in each "
+        "step; auto: every-step with adapters, otherwise once, which keeps no copy of the reference in memory",
     )
     reward: tuple[str, ...] = setting(
         (),

@@ -20,7 +20,7 @@ class PrepareParams(Section):
         "llm.c",
         "llm.c: shards with a header, end-of-text before documents; nanogpt: one file per split, end-of-text after documents",
     )
-    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
+    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format; the last may be smaller", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
     bos: Literal["auto", "yes", "no"] = setting(
         "auto", "beginning-of-text token before each document; auto: if the tokenizer prepends it"

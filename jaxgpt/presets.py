@@ -97,7 +97,7 @@ PRESETS = {
         "validation loss 1.31 in 80 seconds on 2 cores",
     ),
     "moe-char": Preset(
-        "A character-level model with 8 experts in each layer; 2 of them compute a token.",
+        "A character-level model with 8 experts in each layer; 2 of them compute each token.",
         Config(
             model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), n_inner=128,
                           n_experts=8, experts_per_token=2),

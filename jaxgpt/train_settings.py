@@ -73,14 +73,18 @@ class TrainConfig(Section):
     accumulation: int = setting(1, "gradient accumulation: microbatches per step, divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
     eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the whole split", 1)
-    patience: int = setting(0, "stop after this many evaluations without a lower validation loss; 0: off", 0)
+    patience: int = setting(
+        0, "stop after this many evaluations without a lower validation loss (with rewards, higher reward); 0: off", 0
+    )
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
     eval_batch_size: int = setting(0, "windows per evaluation batch; 0: as in a microbatch of training", 0)
     log_every: int = setting(10, "steps between lines of metrics.jsonl", 1)
     checkpoint_every: int = setting(0, "steps between additional checkpoints; 0: only at evaluations", 0)
     checkpoint_seconds: float = setting(0.0, "also save this many seconds after the last checkpoint; 0: off", 0.0, 1e9)
     keep_last: int = setting(2, "number of most recent checkpoints to keep", 1)
-    keep_best: int = setting(1, "number of checkpoints with the lowest validation loss to keep", 0)
+    keep_best: int = setting(
+        1, "number of checkpoints to keep with the lowest validation loss (with rewards, highest reward)", 0
+    )
     keep_every: int = setting(0, "also keep the checkpoints at multiples of this step; 0: off", 0)
     seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")

@@ -32,7 +32,7 @@ def eval(
 ) -> int:
     """Compute the loss of a run on its validation split or a different text, or evaluate it on tasks.
 
-    Results of tasks are kept in tasks.json of the run; info and model cards show them.
+    Results of tasks are stored in tasks.json in the run directory; info and model cards show them.
 
     On preference pairs, prints the loss of the objective and the fraction of pairs with a higher
     reward for the chosen answer. On prompts, prints the mean reward of the run's answers or, for

@@ -112,7 +112,10 @@ NO_SETTINGS = Settings()
 GivenSampling = Annotated[Sampling, FLAT]
 NO_SAMPLING = Sampling()
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
-Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
+Checkpoint = Annotated[
+    str,
+    Parameter(help="checkpoint to load: best (lowest validation loss; with rewards, highest reward), last, or a step"),
+]
 Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
 Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]

@@ -60,7 +60,7 @@ def train(
         resume: resume the target run or the run in --out; with a preset or file, start a new run if --out has no run
         overwrite: replace the run in --out, which is deleted after the first step of the new run
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
-        keep_optimizer: also start from the optimizer state, by default of the last checkpoint, with a new schedule
+        keep_optimizer: also start from the optimizer state (by default, of the last checkpoint), with a new schedule
         profile: write a profiler trace of this number of steps, after the first 5, to the run directory
         track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
         tasks: also evaluate these tasks of lm-evaluation-harness: names or YAML files, separated by commas

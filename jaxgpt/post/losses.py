@@ -13,7 +13,7 @@ def dpo_loss(margin_B: jax.Array, beta: float, label_smoothing: float = 0.0) -> 
 
     Args:
         margin_B: m, `log p(answer) - log p_reference(answer)` of the chosen answer minus the same of the rejected answer.
-        beta: strength of the reference.
+        beta: strength of the KL constraint to the reference.
         label_smoothing: e, assumed fraction of swapped pairs.
     """
     right_B = -jax.nn.log_sigmoid(beta * margin_B)
@@ -38,7 +38,7 @@ def ipo_loss(margin_B: jax.Array, beta: float) -> jax.Array:
 
     Args:
         margin_B: m as for `dpo_loss`, with log probabilities per token of the answer.
-        beta: strength of the reference.
+        beta: strength of the KL constraint to the reference.
     """
     return (margin_B - 1 / (2 * beta)) ** 2
 
