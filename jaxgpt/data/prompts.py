@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,8 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     formats = formats_of(tokenizer, config.data)
 
     def encode(record: PromptRecord) -> Prompt:
-        check_expected_answer(record.record, config)
+        for reward, field in config.post.answer_fields.items():
+            expected_answer(record.record, reward, field)  # raises an error if the record has none
         ids = encode_prompt(record.chat, tokenizer, formats.of(record.chat))
         check_fits(ids, config)
         return Prompt(ids, record.prompt, record.record)
@@ -149,15 +151,27 @@ def encode_prompt(chat: ChatRecord | str, tokenizer: Tokenizer, form: ChatFormat
     return ids
 
 
-def check_expected_answer(record: Mapping[str, Any], config: Config) -> None:
-    """Raise `UserError` if a record lacks the expected answer that a built-in reward of the run reads."""
-    for name, field in config.post.answer_fields.items():
-        if field not in record:
-            kind, _, _ = name.partition(":")
-            raise NoAnswer(
-                f"no field {field!r} with the expected answer of the reward {name}: the fields are {short_repr([*record])}; "
-                f"add it, or choose a field with --post.reward {kind}:FIELD"
-            )
+def expected_answer(record: Mapping[str, Any], reward: str, field: str) -> str:
+    """Return the expected answer of a record, in the field that a built-in reward reads.
+
+    Raises:
+        NoAnswer: if the record lacks the field, or its value is neither a text nor a number, for example, null or NaN.
+    """
+    kind, _, _ = reward.partition(":")
+    choose = f"choose a field with --post.reward {kind}:FIELD"
+    if field not in record:
+        raise NoAnswer(
+            f"no field {field!r} with the expected answer of the reward {reward}: the fields are {short_repr([*record])}; "
+            f"add it, or {choose}"
+        )
+    value = record[field]
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if value is None or is_nan or isinstance(value, (bool, list, dict, bytes)):
+        raise NoAnswer(
+            f"the field {field!r} with the expected answer must be a text or a number: {short_repr(value)}; correct the "
+            f"record, or {choose}"
+        )
+    return str(value)
 
 
 def check_fits(ids: Sequence[int], config: Config) -> None:

@@ -10,9 +10,11 @@ import re
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.data.prompts import expected_answer
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.reward_words import ANSWER, is_own_code
 from jaxgpt.suggestions import did_you_mean
@@ -23,12 +25,26 @@ Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], S
 MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the en dash of typeset texts
 # Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
-# A sign after a letter, digit or closing bracket is not part of the number, as in "10-7" and "covid-19". Commas are accepted
-# only between groups of three digits.
 NUMBER = re.compile(
-    r"(?:(?<![\w)\]])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
+    r"""
+    (?: (?<![\w)\]]) [-+] )?         # a sign, except after a letter, digit or closing bracket, as in 10-7 and covid-19
+    (?: \d{1,3} (?:,\d{3})+ (?!\d)   # groups of three digits between commas
+      | \d+
+      | (?<!\d) (?=\.\d)             # no digit before the decimal point
+    )
+    (?: \.\d+ )?
+    (?: [eE] [-+]? \d{1,6} )?
+    """,
+    re.VERBOSE,
 )
-BUILT_IN = "exact[:FIELD], number[:FIELD], regex:PATTERN or json"
+FORMS = {
+    "exact": "exact[:FIELD]",
+    "number": "number[:FIELD]",
+    "regex": "regex:PATTERN",
+    "json": "json",
+}  # built-in rewards
+
+Score = Callable[[str, Mapping[str, Any]], float]  # maps a text and the record of its prompt to a number
 
 
 def open_reward(name: str) -> Reward:
@@ -40,22 +56,40 @@ def open_reward(name: str) -> Reward:
     if is_own_code(name):
         path, _, function = name.rpartition(":")
         return _load(Path(path), function)
+    score = _built_in(name)
+    if score is None:
+        raise _unknown(name)
+
+    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [score(text, record) for text, record in zip(texts, records, strict=True)]
+
+    return reward
+
+
+def _built_in(name: str) -> Score | None:
+    """Return the built-in reward with a name; None: the name is in no form of `FORMS`."""
     kind, _, argument = name.partition(":")
     if kind == "exact":
-        return _exact(argument or ANSWER)
+        return partial(_exact, name, argument or ANSWER)
     if kind == "number":
-        return _number(argument or ANSWER)
-    if kind == "json" and not argument:
-        return _is_json
+        return partial(_number, name, argument or ANSWER)
     if kind == "regex" and argument:
         return _matches(argument)
-    near = did_you_mean(kind, ("exact", "number", "regex", "json"))
+    if kind == "json" and not argument:
+        return _is_json
+    return None
+
+
+def _unknown(name: str) -> UserError:
+    """Return the error for a name that is neither a built-in reward nor a function in a file."""
     if name.endswith(".py"):
-        raise UserError(f"post.reward {name} names no function: use {name}:FUNCTION")
-    single = ""
+        return UserError(f"post.reward {name} names no function: use {name}:FUNCTION")
+    kind, _, _ = name.partition(":")
+    *first, last = FORMS.values()
+    fix = f"use {', '.join(first)} or {last}, or FILE.py:FUNCTION"
     if re.search(r"=-?[\d.]+$", name):
-        single = "; a single reward has no weight"
-    raise UserError(f"post.reward {short_repr(name)} is unknown{near}: use {BUILT_IN}, or FILE.py:FUNCTION{single}")
+        fix = f"{fix}; a single reward has no weight"
+    return UserError(f"post.reward {short_repr(name)} is unknown{did_you_mean(kind, FORMS)}: {fix}")
 
 
 def check_file(name: str) -> None:
@@ -66,6 +100,7 @@ def check_file(name: str) -> None:
 
 
 def _load(path: Path, function: str) -> Reward:
+    """Run a Python file, and return its function; raise `UserError` if the file is missing or fails."""
     check_file(f"{path}:{function}")
     try:
         found = runpy.run_path(str(path)).get(function)
@@ -76,35 +111,26 @@ def _load(path: Path, function: str) -> Reward:
     return found  # type: ignore[no-any-return]
 
 
-def _expected(record: Mapping[str, Any], field: str) -> str:
-    if field not in record:
-        raise UserError(
-            f"no field {field!r} with the expected answer: the fields are {short_repr([*record])}; add it, or choose a field, "
-            f"as in exact:FIELD"
-        )
-    value = record[field]
-    if isinstance(value, (bool, list, dict, bytes)):
-        raise UserError(f"the field {field!r} with the expected answer must be a text or a number: {short_repr(value)}")
-    return str(value)
-
-
-def _exact(field: str) -> Reward:
-    """Return a reward: 1 if a text equals the field of its record, without white space at the ends; otherwise 0.
+def _exact(name: str, field: str, text: str, record: Mapping[str, Any]) -> float:
+    """Return 1 if a text equals the expected answer, without white space at the ends; otherwise 0.
 
     In tables, a column of integers with missing values has 4.0 instead of 4, so both spellings are accepted.
     """
+    accepted = [expected_answer(record, name, field).strip()]
+    value = record[field]
+    if isinstance(value, float) and value.is_integer():
+        accepted.append(str(int(value)))
+    return float(text.strip() in accepted)
 
-    def one(text: str, record: Mapping[str, Any]) -> float:
-        accepted = [_expected(record, field).strip()]
-        value = record[field]
-        if isinstance(value, float) and value.is_integer():
-            accepted.append(str(int(value)))
-        return float(text.strip() in accepted)
 
-    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [one(text, record) for text, record in zip(texts, records, strict=True)]
-
-    return reward
+def _number(name: str, field: str, text: str, record: Mapping[str, Any]) -> float:
+    """Return 1 if the last number of a text equals the last number of the expected answer; otherwise 0."""
+    expected = last_number(expected_answer(record, name, field))
+    if expected is None:
+        raise UserError(
+            f"the field {field!r} has no number: {short_repr(record[field])}; correct the record, or use exact:FIELD"
+        )
+    return float(last_number(text) == expected)
 
 
 def last_number(text: str) -> Decimal | None:
@@ -114,47 +140,23 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
-def _number(field: str) -> Reward:
-    """Return a reward: 1 if the last number of a text equals the last number in the field of its record; otherwise 0."""
-
-    def one(text: str, record: Mapping[str, Any]) -> float:
-        expected = last_number(_expected(record, field))
-        if expected is None:
-            raise UserError(
-                f"the field {field!r} has no number: {short_repr(record[field])}; correct the record, or use exact:FIELD"
-            )
-        return float(last_number(text) == expected)
-
-    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [one(text, record) for text, record in zip(texts, records, strict=True)]
-
-    return reward
-
-
-def _matches(pattern: str) -> Reward:
+def _matches(pattern: str) -> Score:
     """Return a reward: 1 if a text contains a match of a pattern; otherwise 0."""
     try:
         compiled = re.compile(pattern)
     except re.error as e:
         raise UserError(f"post.reward: regex {short_repr(pattern)} is not a regular expression: {e}") from None
-
-    def reward(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [float(compiled.search(text) is not None) for text in texts]
-
-    return reward
+    return lambda text, _: float(compiled.search(text) is not None)
 
 
-def _is_json(prompts: Sequence[Any], texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return 1 for each text that is valid JSON; otherwise 0."""
+def _is_json(text: str, _: Mapping[str, Any]) -> float:
+    """Return 1 if a text is valid JSON; otherwise 0."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
-    def one(text: str) -> float:
-        try:
-            json.loads(text, parse_constant=refuse)  # rejects NaN and Infinity, which `json.loads` accepts by default
-        except (ValueError, RecursionError):
-            return 0.0
-        return 1.0
-
-    return [one(text) for text in texts]
+    try:
+        json.loads(text, parse_constant=refuse)  # rejects NaN and Infinity, which `json.loads` accepts by default
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0

@@ -154,3 +154,15 @@ def test_messages_that_the_template_omits_are_reported() -> None:
     write({"prompt": "2?"}, {"prompt": "3?", "system": "Be brief."})
     source = open_data(CONFIG, own).source
     assert "; warning: the chat template omits 1 message of the role system (first: prompts.jsonl, line 2)" in source
+
+
+@pytest.mark.parametrize("reward", ["exact", "number"])
+@pytest.mark.parametrize("answer", [None, float("nan"), True, ["4"]])
+def test_records_without_a_usable_expected_answer(reward: str, answer: Any) -> None:
+    rewarded = replace(CONFIG, post=replace(CONFIG.post, reward=(reward,)))
+    write({"prompt": "a", "answer": "4"}, {"prompt": "b", "answer": answer})
+    with pytest.raises(UserError, match=r"prompts\.jsonl, line 2: .*field 'answer' with the expected answer"):
+        open_data(rewarded, TOKENIZER)
+    data = open_data(replace(rewarded, data=replace(CONFIG.data, on_error="skip")), TOKENIZER)
+    assert data.train.window_count(64) == 1
+    assert "skipped 1 record: 1 without the expected answer (first: prompts.jsonl, line 2: " in data.source

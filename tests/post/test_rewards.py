@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -59,11 +60,12 @@ def test_built_in_rewards(name: str, text: str, record: dict[str, Any], expected
     assert one(name, text, **record) == expected
 
 
-@pytest.mark.parametrize("answer", [True, ["4", "four"], {"value": 4}])
-def test_answers_that_are_no_text_or_number(answer: Any) -> None:
+@pytest.mark.parametrize("name", ["exact", "number"])
+@pytest.mark.parametrize("answer", [True, ["4", "four"], {"value": 4}, None, math.nan])
+def test_answers_that_are_no_text_or_number(answer: Any, name: str) -> None:
     """No text would ever equal them."""
     with pytest.raises(UserError, match=r"the field 'answer' with the expected answer must be a text or a number: "):
-        one("exact", "4", answer=answer)
+        one(name, str(answer), answer=answer)
 
 
 @pytest.mark.parametrize(
