@@ -21,7 +21,7 @@ from jaxgpt.parallel.rules import STATIONARY, partition_spec, rules_for, use_mes
 from jaxgpt.plan.abstract import StepFlops
 from jaxgpt.plan.compiled import CompiledStep, compile_program
 from jaxgpt.plan.compilers import devices_of
-from jaxgpt.plan.one_device import token_flops
+from jaxgpt.plan.one_device import forward_flops
 from jaxgpt.plan.shards import shard_bytes
 from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.build import make_program
@@ -53,9 +53,9 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)
     state = _abstract_state(sampler, params, model, B, mesh)
 
-    # Without adapters, the forward pass is a third of the training FLOPs.
+    # The forward pass is a third of the training FLOPs, as in `forward_flops`.
     flops = StepFlops(
-        computed=token_flops(config, model.block_size) / 3 * B / batch_ways(mesh),
+        computed=forward_flops(config, model.block_size) * B / batch_ways(mesh),
         useful=flops_per_token(model, weights, model.block_size) / 3 * B / mesh.size,
     )
     arguments = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}

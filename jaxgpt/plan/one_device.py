@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from jaxgpt.config import Config, MeshConfig, ModelConfig
+from jaxgpt.config import Config, LoraConfig, MeshConfig, ModelConfig
 from jaxgpt.counts import flops_per_token
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import sizes_of
@@ -67,3 +67,12 @@ def token_flops(config: Config, T: int) -> float:
     part = one_device(config)
     weights = abstract_params(part.model)
     return flops_per_token(part.model, weights, T, part.lora)
+
+
+def forward_flops(config: Config, T: int) -> float:
+    """Compute one device's FLOPs of a forward pass of one token, in a context of T tokens, with merged adapters.
+
+    They are a third of the FLOPs of training without adapters, because a backward pass has two products for each product.
+    """
+    merged = replace(config, lora=LoraConfig())
+    return token_flops(merged, T) / 3

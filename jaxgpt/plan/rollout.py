@@ -15,7 +15,7 @@ from jaxgpt.parallel.rows import row_shards
 from jaxgpt.plan.abstract import abstract_program, argument_bytes
 from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.counts import extrapolated
-from jaxgpt.plan.one_device import one_device, token_flops
+from jaxgpt.plan.one_device import forward_flops, one_device
 from jaxgpt.plan.shards import shard_elements
 from jaxgpt.plan.topology import Topology
 from jaxgpt.plan.work import Work
@@ -49,19 +49,20 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     slots = sum(_sum_up_to(min(window or decode_steps, decode_steps), decode_steps) for window in config.model.windows)
     bytes_read = decode_steps * weights.copied + slot_bytes * rows * slots
 
-    # A forward pass has a third of the FLOPs of training. The model scores the checked answers, a reference all answers; a
-    # teacher is part of the step instead.
-    scored_rows = answers.checked / ways
+    # Scoring is a forward pass over whole windows, sharded along context. The model scores the checked answers, and a
+    # reference scores all answers. A teacher is part of the step instead.
+    scored_rows = math.ceil(answers.checked / ways)
     if work.reference:
         scored_rows += rows
-    scored = scored_rows * config.window
-    decoding = rows * decode_steps * token_flops(config, decode_steps) / 3
-    scoring = scored * token_flops(config, config.window) / 3
+    scored_tokens = scored_rows * config.window / config.mesh.context
+    decoding = rows * decode_steps * forward_flops(config, decode_steps)
+    scoring = scored_tokens * forward_flops(config, config.window)
     return StepCost(
         memory=memory,
         available=topology.chip.hbm,
         model_flops=decoding + scoring,
         hbm_bytes=bytes_read,
+        # A decoding step reads these bytes with any program. The FLOPs include masked attention, which a program may omit.
         least={"memory": bytes_read},
     )
 

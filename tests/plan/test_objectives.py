@@ -203,6 +203,22 @@ def test_a_rollout_reads_weights_and_cache_in_every_step() -> None:
     assert kl.model_flops > short.model_flops
 
 
+def test_a_rollout_with_adapters_has_the_flops_of_its_merged_weights() -> None:
+    """Training has fewer FLOPs with adapters, but a forward pass does not."""
+    post = {"reward": ("exact",), "group": 4, "max_new_tokens": 8}
+    assert generation(config("grpo", lora=4, **post)).model_flops == generation(config("grpo", **post)).model_flops
+
+
+def test_devices_along_context_share_the_scored_tokens() -> None:
+    post = {"reward": ("exact",), "group": 4, "max_new_tokens": 8}
+    scoring = []
+    for context in (1, 2):
+        mesh = MeshConfig(data=4, context=context)
+        without, scored = (replace(config("grpo", kl=kl, **post), mesh=mesh) for kl in (0.0, 0.1))
+        scoring.append(generation(scored).model_flops - generation(without).model_flops)
+    assert scoring[1] == scoring[0] / 2 > 0
+
+
 @pytest.mark.parametrize("objective", ["grpo", "gspo"])
 def test_plans_of_rollouts(objective: str) -> None:
     options = ["--post.objective", objective, "--post.reward", "exact", "--data.tokenizer", "gpt2"]
