@@ -136,14 +136,14 @@ def reachable(timeout: float = TIMEOUT) -> bool:
     ended = threading.Event()  # connected, or failed to connect
 
     def trace(event: str, _: Any) -> None:
-        if event.endswith("connect_tcp.complete"):
+        # The first event is omitted if the session reuses an open connection.
+        if event.endswith(("connect_tcp.complete", "send_request_headers.complete")):
             connected.set()
             ended.set()
 
     def ask() -> None:
         try:
             session.head(constants.ENDPOINT, timeout=timeout, extensions={"trace": trace})
-            connected.set()  # over a connection that was open before
         except Exception:  # any error of the client's HTTP library
             return
         finally:

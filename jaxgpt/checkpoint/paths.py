@@ -26,7 +26,7 @@ def runs_near(path: Path) -> str:
         for file in home.glob("*/config.json"):
             if (file.parent / CHECKPOINTS).is_dir():
                 found.setdefault(file.parent.resolve(), file.parent)
-    newest = sorted(found.values(), key=lambda run: -(run / CONFIG).stat().st_mtime)
+    newest = sorted(found.values(), key=_seconds_of_settings, reverse=True)
 
     # Compare names without their directory: runs/a and runs/b have little in common.
     similar = nearest(path.name, [run.name for run in newest])
@@ -38,11 +38,19 @@ def runs_near(path: Path) -> str:
     return ""
 
 
+def _seconds_of_settings(run: Path) -> float:
+    """Return when the settings of a run were written, in seconds; 0: they were deleted or replaced meanwhile."""
+    try:
+        return (run / CONFIG).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def check_path(path: Path) -> None:
     """Raise `UserError` if a run cannot be created at a path: a bucket, a glob pattern or a backslash."""
     absolute = f"{path.absolute()}/"
-    bucket = re.search(r"(gs|s3|az):(?=/)", absolute)
-    if bucket:
+    has_bucket = re.search(r"/(gs|s3|az):/", absolute) is not None
+    if has_bucket:
         raise UserError(
             f"cannot store a run at {path}: the settings, metrics and lock of a run are ordinary files; mount the bucket as a "
             f"directory (Cloud Storage: gcsfuse --rename-dir-limit 200000 BUCKET DIRECTORY)"

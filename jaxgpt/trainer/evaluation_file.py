@@ -28,6 +28,7 @@ class EvaluationFile(Listener):
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self._path = run.path
+        self._step = -1  # a listener may be reused for a different run
 
     def evaluated(self, step: int, result: Result) -> None:
         assert self._path is not None, "a run has started"

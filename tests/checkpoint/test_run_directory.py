@@ -129,6 +129,10 @@ def test_a_path_that_cannot_hold_a_run_is_rejected(path: str, message: str) -> N
         check_free(Path(path), overwrite=False)
 
 
+def test_a_directory_whose_name_ends_like_a_bucket_can_hold_a_run() -> None:
+    check_free(Path("logs:/a"), overwrite=False)
+
+
 def test_a_run_that_another_process_completes_before_the_lock_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path("out")
     changed = replace(CONFIG, preset="new")
@@ -170,3 +174,19 @@ def test_runs_near_a_path_are_listed_once() -> None:
     absolute = Path.cwd() / "runs"
     assert runs_near(Path("runs/zzzzz")) == " (existing runs: runs/first)"
     assert runs_near(absolute / "zzzzz") == f" (existing runs: {absolute / 'first'})"
+
+
+def test_a_run_that_is_replaced_while_runs_are_listed_is_listed_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        with new_run(f"runs/{name}", CONFIG, TOKENIZER):
+            pass
+    stat = Path.stat
+
+    def replaced(path: Path, **settings: bool) -> os.stat_result:
+        status = stat(path, **settings)
+        if path.is_relative_to("runs/second") and path.name == "config.json":
+            path.unlink()
+        return status
+
+    monkeypatch.setattr(Path, "stat", replaced)
+    assert runs_near(Path("runs/zzzzz")) == " (existing runs: runs/first, runs/second)"

@@ -173,6 +173,37 @@ def test_the_hub_may_answer_later_than_it_accepts_a_connection(monkeypatch):
         server.shutdown()
 
 
+class PersistentHub(http.server.BaseHTTPRequestHandler):
+    """A hub that keeps connections open, and answers the second request of a connection late."""
+
+    protocol_version = "HTTP/1.1"
+    requests = 0
+
+    def do_HEAD(self):
+        self.requests += 1
+        if self.requests > 1:
+            time.sleep(2)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_hub_with_an_open_connection_may_answer_late(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), PersistentHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    try:
+        huggingface_hub.get_session().head(constants.ENDPOINT)
+        assert reachable(1.0)
+    finally:
+        server.shutdown()
+
+
 def test_a_refused_connection_is_known_before_the_limit(monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

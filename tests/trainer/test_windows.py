@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from jaxgpt.data.batches import Windows
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.trainer.evaluation_file import EvaluationFile
 from jaxgpt.trainer.loop import Start, train
+from jaxgpt.trainer.mean_loss import summarize
 from jaxgpt.trainer.metrics import comparable_evaluations, read_metrics
 from jaxgpt.trainer.windows import digest, read_windows
 
@@ -33,6 +36,20 @@ def test_equal_windows_have_one_digest() -> None:
 )
 def test_different_windows_have_different_digests(other: Windows) -> None:
     assert digest(other) != digest(rows())
+
+
+def test_a_listener_of_two_runs_writes_the_evaluation_of_both(tmp_path: Path) -> None:
+    """Both runs end at the same step."""
+    listener = EvaluationFile()
+    unused: Any = None
+    windows = rows()
+    evaluation = summarize(windows.starts_B, np.ones(len(windows.starts_B)))._replace(rows=windows)
+    for name in ("one", "other"):
+        run: Any = SimpleNamespace(path=tmp_path / name)
+        run.path.mkdir()
+        listener.started(unused, unused, run, 0)
+        listener.evaluated(4, evaluation)
+        assert [file.name for file in run.path.iterdir()] == ["evaluation.json"]
 
 
 def test_a_run_records_the_windows_of_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
