@@ -46,7 +46,7 @@ def _lines() -> Iterator[str]:
     yield "# Reference\n\nGenerated from the code by `python docs/tools/generate.py`.\n"
     yield "[Commands](#commands), [settings](#settings), [presets](#presets)\n"
     yield "## Commands\n"
-    yield "Options without a value in the second column are switches. The last part of an unambiguous name is enough:"
+    yield "Options without a value in the second column are switches. The last part of a name is enough if it is unambiguous:"
     yield "`--steps` means `--train.steps`.\n"
     yield f"{ENVIRONMENT}\n"
     for name in COMMANDS:
