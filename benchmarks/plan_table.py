@@ -1,4 +1,4 @@
-"""Print the TPU tables of docs/scaling.md and docs/tpu.md: training steps compiled for absent hardware.
+"""Print tables of docs/scaling.md and docs/tpu.md: training steps compiled for absent TPUs.
 
 All rows take about an hour on two cores.
 

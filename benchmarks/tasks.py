@@ -3,7 +3,7 @@
 python benchmarks/tasks.py RUN EXPORT    (a run, and `jaxgpt export RUN EXPORT`)
 
 Both sides answer requests made from the pages of docs/, with tokenization, in turn in one process and on the same cores; the
-first call of each side, which compiles, is reported separately. `hf` uses the batch size that is fastest here. Needs torch,
+first call of each side, which compiles, is reported separately. `hf` uses the fastest of --batch-sizes. Needs torch,
 transformers, accelerate and lm_eval.
 """
 
