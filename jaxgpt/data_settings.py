@@ -60,7 +60,7 @@ class DataConfig(Section):
     )
     chat_template_kwargs: str = setting("", 'variables of the chat template, as JSON: {"enable_thinking": false}')
     answer_tokens: tuple[str, ...] = setting(
-        (), "special tokens that stay tokens in the assistant's messages, such as <think> </think>"
+        (), "added tokens, special or not, that stay tokens in the assistant's messages, such as <think> </think>"
     )
 
     def check(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Conversations for fine-tuning: files of records -> ids and a mask of the assistant's ids -> windows."""
+"""Conversations for fine-tuning: files of records -> ids and a mask of the targets -> windows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Sequences = list[Conversation]  # the sequences of a conversation, usually one
 def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded[Packed]:
     """Read, encode, split and pack the conversations of `data.path`.
 
-    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
+    Sequences are truncated to T + 1 ids; conversations without targets among these ids are dropped.
 
     Raises:
-        UserError: if a file cannot be read, a record is not a conversation (unless `data.on_error` is skip), or no
-            conversation remains.
+        UserError: if a file cannot be read or a record is not a conversation (unless `data.on_error` is skip), or no
+            conversation remains for training.
     """
     formats = formats_of(tokenizer, config.data)
     read = read_conversations(config.data, tokenizer, formats, progress)
@@ -109,7 +109,7 @@ def _truncated(conversations: Sequence[Sequences], size: int) -> tuple[list[Sequ
     """Truncate sequences to `size` ids, then drop sequences and conversations without targets.
 
     Returns:
-        The remaining conversations, and the number of truncated sequences.
+        The remaining conversations, and the number of their sequences that are truncated.
     """
     remaining = list[Sequences]()
     truncated = 0
@@ -151,8 +151,8 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: Cha
         form: format of the model's conversations, with the same tokenizer; None: the model has no chat template.
 
     Raises:
-        UserError: if messages have no template or no assistant message to train on, or the template or tokenizer rejects them
-            or omits tools or calls.
+        UserError: if messages have no template or no assistant message to train on, the template or tokenizer rejects them, or
+            the template omits tools or calls.
     """
     if isinstance(chat, Pair):
         if form is None:

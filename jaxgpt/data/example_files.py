@@ -73,8 +73,8 @@ def read_examples(
         progress: called with the number of bytes read so far and the total.
 
     Raises:
-        UserError: if a file cannot be read, a record cannot be used (unless `data.on_error` is skip), or no training example
-            remains.
+        UserError: if a file cannot be read or a record cannot be used (unless `data.on_error` is skip), or no training
+            example remains.
     """
     path = Path(data.path)
     files = find_files(path)

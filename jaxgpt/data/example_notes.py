@@ -39,7 +39,7 @@ def describe_conversations(conversations: Sequence[Sequences], path: Path) -> st
 
 
 def describe_preferences(pairs: Sequence[Preference], path: Path, T: int) -> str:
-    """Describe pairs: their number, the lengths of their answers, the filled fraction of windows of T, and truncated texts."""
+    """Describe pairs: their number, the lengths of answers, the filled fraction of windows of T ids, and truncated texts."""
     lengths = [len(text.ids) for pair in pairs for text in pair]
     chosen = np.mean([pair.chosen.is_target.sum() for pair in pairs])
     rejected = np.mean([pair.rejected.is_target.sum() for pair in pairs])
@@ -58,7 +58,7 @@ def describe_preferences(pairs: Sequence[Preference], path: Path, T: int) -> str
 
 
 def notes_on_prompts(prompts: Sequence[Prompt], path: Path, formats: Formats) -> list[str]:
-    """Describe prompts: their number and lengths, warnings of their formats, and fields that only the reward sees."""
+    """Describe prompts: their number and lengths, warnings about their formats, and fields that only the reward sees."""
     lengths = [len(prompt.ids) for prompt in prompts]
     notes = [
         f"{plural(len(lengths), 'prompt')} in {path}, {np.mean(lengths):.1f} tokens on average, at most {max(lengths)}"

@@ -8,14 +8,15 @@ from jaxgpt.errors import UserError
 
 CHECKED = 1 << 12  # 16-bit values per checked block
 CHECKED_BLOCKS = 64  # number of blocks checked in a large file
-MIN_NONZERO = 32  # minimum number of nonzero ids for a decision: few nonzero 16-bit ids may have this pattern by chance
+MIN_NONZERO = 32  # minimum number of nonzero ids for a decision: few 16-bit ids may look like a wider type by chance
 
 
 def check_raw_ids(ids: np.memmap) -> None:
     """Raise `UserError` if a file without a header, read as uint16, holds ids of a wider type.
 
-    Small ids of a wider type have a zero in all but one of their 16-bit parts, unlike 16-bit ids of a text. Files with fewer
-    than `MIN_NONZERO` nonzero ids, or with ids at regular places among zeros (`_are_ids`), are not rejected.
+    Small ids of a wider integer type have zeros in all 16-bit parts except the lowest, and ids of a floating-point type are
+    whole numbers, unlike 16-bit ids of a text. Files with fewer than `MIN_NONZERO` nonzero ids, or with ids at regular places
+    among zeros (`_are_ids`), are not rejected.
     """
     kind = _wider_type(_checked_values(ids))
     if not kind:
@@ -70,7 +71,7 @@ def _are_ids(numbers: np.ndarray) -> bool:
 
     is_same_block = block[1:] == block[:-1]
     distances = np.unique(np.diff(index)[is_same_block]).tolist()
-    if distances == [1]:  # no zeros between nonzero numbers: ids, unless one number is repeated
+    if distances == [1]:  # no zeros between nonzero numbers: ids, unless all are equal
         return len(np.unique(numbers[block, index])) > 1
     has_irregular_places = len(distances) > 1
     return has_irregular_places

@@ -42,7 +42,7 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
         schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
     train = Mixture({streams[path]: part.train for path, part in ordered.items()}, schedule)
 
-    # Validation: all held-out ids of the last mixture; if no source holds out ids, all its ids.
+    # Validation: all held-out ids of the last mixture; if no source holds out ids, all ids of its sources.
     last = data.weights(data.phases[-1])
     val_parts = tuple(part for path, part in ordered.items() if path in last)
     held_out = any(part.held_out for part in val_parts)

@@ -29,7 +29,7 @@ def open_data(
     Args:
         config: config of a run or preset; uses `data`, `post`, `directory`, `model.vocab_size` and `window`.
         tokenizer: tokenizer of an existing run; None: the tokenizer of a prepared directory, or `data.tokenizer`.
-        progress: called with (done, total), in characters of a text or bytes of conversations.
+        progress: called with (done, total), in characters of a text or bytes of records.
         tokens: number of training tokens so far; the sources of mixtures that have ended are not opened.
 
     Raises:
@@ -72,7 +72,10 @@ def open_data(
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Return a config for evaluation on `path` (only validation files, if any); empty path: on the last mixture."""
+    """Return a config for evaluation on `path`: its validation files, if any, or all its data.
+
+    If `path` is empty, the run's own data are evaluated; of several mixtures, only the last.
+    """
     if not path:
         return replace(config, data=config.data.with_last_mixture())
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")

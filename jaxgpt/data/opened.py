@@ -91,8 +91,8 @@ class Data:
         """Check that a model can be trained on this data.
 
         Raises:
-            UserError: if a split of texts has fewer than T + 1 ids, or the training ids lack the end-of-text ids that
-                `data.documents` needs.
+            UserError: if a split of texts or token ids has fewer than T + 1 ids, or the training ids lack the end-of-text ids
+                that `data.documents` needs.
         """
         for part in self.parts or (self,):
             if not part.is_examples:

@@ -16,14 +16,14 @@ PACKED_PIECES = 1 << 20  # maximum pieces per call of `pack`, to limit its memor
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with document ids; the start of a window is its index."""
+    """Pieces of documents or conversations, packed into windows with document ids; the start of a window is its index."""
 
     tokens: Tokens  # all ids
     is_target: np.ndarray | None  # whether each id is a target, bool; None: all ids
     begins: np.ndarray  # position of the first input of each piece, in the order of the windows, int64 [n]
     lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each input predicts the next id
     bounds: np.ndarray  # index of the first piece of each window, and the number of pieces, int64 [windows + 1]
-    documents: int  # number of documents or conversations, before any was split into pieces
+    documents: int  # number of documents before any was split into pieces, or of sequences of conversations
     has_documents = True
     indexed = True
 

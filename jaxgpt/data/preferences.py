@@ -80,8 +80,8 @@ def load_preferences(config: Config, tokenizer: Tokenizer, progress: Progress = 
     """Read, encode and split the preference pairs of `data.path`.
 
     Raises:
-        UserError: if a file cannot be read, a record is not a preference pair or cannot be compared within a window (unless
-            `data.on_error` is skip), or no pair remains.
+        UserError: if a file cannot be read, or a record is not a preference pair or cannot be compared within a window
+            (unless `data.on_error` is skip), or no pair remains for training.
     """
     formats = formats_of(tokenizer, config.data)
 
@@ -136,7 +136,7 @@ def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, formats: Formats) -> 
 
 
 def check_fits(pair: Preference, config: Config) -> None:
-    """Raise `UserError` if a window holds no answer of a pair, or no difference between the answers."""
+    """Raise `UserError` if a window has no room for the answers of a pair, or for a difference between them."""
     size = config.window + 1
     fix = "raise --data.window" if config.window < config.model.block_size else "shorten the texts"
     n = max(len(prompt_ids(text)) for text in pair)

@@ -30,7 +30,7 @@ class PromptRecord(NamedTuple):
     Attributes:
         prompt: text or list of messages, as in the record.
         chat: the prompt in the form of conversations, without an answer.
-        record: all fields, for the reward.
+        record: all fields that are not null, for the reward.
     """
 
     prompt: Any
@@ -44,7 +44,8 @@ def read_prompt(record: Any) -> PromptRecord:
     As in conversations, `system`, `tools` and `history` belong to the prompt, and so does the `input` of an instruction.
 
     Raises:
-        UserError: if the record has no prompt, the messages end with an answer, or the prompt needs an image, video or audio.
+        UserError: if the record has no prompt or an invalid one, the messages end with an answer, or the prompt needs an image,
+            video or audio.
     """
     if not isinstance(record, dict):
         raise UserError(f"a prompt must be an object, not {short_repr(record)}: write {EXAMPLE}")

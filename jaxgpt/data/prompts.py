@@ -76,8 +76,9 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
     """Read, encode and split the prompts of `data.path`.
 
     Raises:
-        UserError: if a file cannot be read, a record has no prompt, leaves no room for `post.max_new_tokens` in a window, or
-            lacks the expected answer of a built-in reward (unless `data.on_error` is skip), or no prompt remains.
+        UserError: if a file cannot be read, or a record has no valid prompt, leaves no room for `post.max_new_tokens` in a
+            window, or lacks the expected answer of a built-in reward (unless `data.on_error` is skip); if no prompt remains for
+            training; or if a setting of `post` needs a token that ends answers, which the tokenizer lacks.
     """
     formats = formats_of(tokenizer, config.data)
 

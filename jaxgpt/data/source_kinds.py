@@ -29,7 +29,7 @@ def check_sources(config: Config, tokens: int = 0) -> None:
     """Check that the paths exist and that records are valid, before slow work, such as reading weights.
 
     Args:
-        config: config of a run or preset; its `data` and `directory` are used.
+        config: config of a run or preset; uses `data`, `post` and `directory`.
         tokens: number of training tokens so far; the sources of mixtures that have ended are not checked.
 
     Raises:

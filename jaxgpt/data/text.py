@@ -55,7 +55,7 @@ def read_text(config: DataConfig) -> Text:
     """Read the text of `data.path` or `data.dataset`.
 
     Raises:
-        UserError: if the text is missing, empty, too large or not UTF-8, or cannot be downloaded.
+        UserError: if the text is missing, empty, too large or not plain UTF-8 text, or cannot be downloaded.
     """
     if config.path:
         return read_path(Path(config.path))

@@ -118,7 +118,11 @@ def _check_raw(ids: np.memmap, vocab_size: int, has_recorded_type: bool) -> None
 
 
 def open_tokens(path: Path) -> np.ndarray:
-    """Memory-map the ids of a file in either format; raise `UserError` if it is empty, damaged or of odd size."""
+    """Memory-map the ids of a file in either format.
+
+    Raises:
+        UserError: if the file cannot be read, or is empty, damaged, a NumPy array or of odd size.
+    """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(HEADER_BYTES)

@@ -179,7 +179,7 @@ def test_special_tokens_of_answers_by_name() -> None:
     assert controls(encoded.ids, "bytes")["<|eot_id|>"] == 1
     assert controls(encoded.ids[encoded.is_target], "bytes")["<|eot_id|>"] == 1
     assert controls(encoded.ids, "bytes")["<|im_end|>"] == 2
-    with pytest.raises(UserError, match="answer_tokens: the tokenizer has no special token '<thnk>'"):
+    with pytest.raises(UserError, match="answer_tokens: the tokenizer has no added token '<thnk>'"):
         ChatFormat(ChatTemplate(PLAIN, answer_tokens=["<thnk>"]), tokenizer("bytes")).prompt_ids([user("a")])
 
 

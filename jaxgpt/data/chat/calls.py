@@ -23,7 +23,8 @@ def read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         where: the message, such as "message 2", for errors.
 
     Raises:
-        UserError: if a call has no name, or arguments under a different name or of a wrong type.
+        UserError: if JSON is invalid, or a call lacks a name, has arguments under a different name or of a wrong type, or has
+            a duplicate key.
     """
     calls = parse_field(calls, f"the call of {where}")
     if not isinstance(calls, list):
@@ -54,7 +55,7 @@ def _check_arguments(function: Mapping[str, Any], where: str) -> None:
 
 
 def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
-    """Check the arguments of a call, an object or its JSON, and return them unchanged; if missing, an empty object."""
+    """Check the arguments of a call, an object or its JSON, and return them unchanged; return {} if they are missing."""
     if arguments is None or arguments == "":
         return {}
     parsed = parse_field(arguments, f"the arguments of a call of {where}")

@@ -16,7 +16,8 @@ class ContentForms:
     """Converts the content of messages to the form that a template reads.
 
     A string becomes a list of one part if the template reads only lists of parts. A list of text parts becomes its
-    concatenation if the template reads only strings. Without these changes, the template would not render the text.
+    concatenation if the template reads only strings. Without these changes, the template would fail, omit the text, or
+    print the fields of the parts.
 
     Args:
         render: renders messages and tools with the template.
@@ -26,7 +27,7 @@ class ContentForms:
         self._render = render
 
     def readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with its content in the form that the template reads; other parts than text stay a list."""
+        """Return a message with its content in the form that the template reads; a list with other parts is unchanged."""
         content = message.get("content")
         if isinstance(content, str) and not self._reads_text and self._reads_parts:
             return message | {"content": [{"type": "text", "text": content}]}

@@ -1,7 +1,7 @@
 """Encode conversations: the ids that chat sends, and the sequences and targets of training.
 
-Both come from `ChatFormat`. A training sequence consists of the ids that chat sends, the ids of the answer, and the end of
-the turn. The targets are the answer and the end.
+Both come from `ChatFormat`. A training sequence with one answer consists of the ids that chat sends, the ids of the answer,
+and the end of the turn. The targets are the answer and the end, unless the answer has the weight 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Conversation(NamedTuple):
     """An encoded conversation, or one of its sequences (`ChatFormat.encode`)."""
 
     ids: np.ndarray  # int32
-    is_target: np.ndarray  # bool; True for ids of the assistant's text, or of a completion, and for the end of the turn
+    is_target: np.ndarray  # bool; True for the ids of answers with a weight other than 0, including the ends of turns
 
 
 class ChatFormat:
@@ -51,7 +51,8 @@ class ChatFormat:
         """Return the ids that chat sends for an answer to the last message.
 
         Raises:
-            UserError: if the messages are malformed, or the template or the tokenizer rejects them.
+            UserError: if the messages are malformed, the template or the tokenizer rejects them, or the tokenizer lacks a token
+                of `data.answer_tokens`.
         """
         protected = self._protected(self.template.readable(messages), tools, is_prompt=True)
         *_, last = self._sequences(protected.renderings)
@@ -127,7 +128,7 @@ class ChatFormat:
             added = {token.content for token in self.tokenizer.library.get_added_tokens_decoder().values()}
         for name in self.template.answer_tokens:
             if name not in added:
-                raise UserError(f"data.answer_tokens: the tokenizer has no special token {short_repr(name)}; remove it")
+                raise UserError(f"data.answer_tokens: the tokenizer has no added token {short_repr(name)}; remove it")
         around = self.frame.around_user + tail
         return ControlTokens(self.tokenizer, names | {name for name in added if name in around})
 
@@ -179,7 +180,7 @@ def chat_format(
         with_tools: whether the conversations have tools; some models have a separate template for them, named tool_use.
 
     Raises:
-        UserError: if a variable is not a JSON value.
+        UserError: if a variable is not a JSON value, or has the name of a variable that jaxgpt sets.
     """
     special = tokenizer.special
     source = special.tool_template if with_tools else special.chat_template

@@ -78,7 +78,8 @@ def check_records(path: Path, kind: RecordKind[Any], on_error: str = "fail") -> 
     """Check that the records of a path are of a kind, without a tokenizer and a chat template.
 
     Raises:
-        UserError: if a record is of a different kind; with `on_error` skip: if all records are.
+        UserError: if there are no records, or a record is unreadable or not of the kind; with `on_error` skip: if no record is
+            of the kind.
     """
     skipped = Skipped(on_error)
     files = find_files(path)

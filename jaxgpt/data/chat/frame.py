@@ -45,7 +45,8 @@ class TurnEnd(NamedTuple):
     """The end of the assistant's turn.
 
     Attributes:
-        text: text that the template renders after an answer, without trailing white space; may be empty.
+        text: text that the template renders after an answer, up to the first control token (if any), without trailing white
+            space; may be empty.
         ids: ids to append to an answer, because the template renders nothing after it.
         added: name of the control token in `ids`, which the template may render between messages; "": no such name.
         stop_id: id that ends generation, or None.
@@ -136,7 +137,8 @@ class _Probe(NamedTuple):
         """Return whether the model must generate a text that the template adds to the last answer.
 
         This is the case if earlier answers also have the text, or do not follow the prompt. In the second case, the text may
-        continue the prompt, for example end a think block.
+        continue the prompt, for example end a think block. It is also true if the template rejects earlier
+        answers.
         """
         try:
             one = self.rendered(self.with_thought(ANSWER), QUESTION)
@@ -194,6 +196,6 @@ def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> 
         return TurnEnd(tail[: first.end].rstrip(), stop_id=first.id)
     try:
         ids = tokenizer.encode(text).tolist()
-    except UserError:  # for example, a character outside the vocabulary, which no model can generate
+    except UserError:  # for example, for a character outside the vocabulary, which no model can generate
         ids = []
     return TurnEnd(text, stop_id=ids[0]) if len(ids) == 1 else TurnEnd(text, stop=text)

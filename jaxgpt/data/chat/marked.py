@@ -21,7 +21,7 @@ class Turn(NamedTuple):
 
     begin: int  # end of the text that chat sends before the answer; 0: unknown
     answer_end: int | None  # None: unknown
-    turn_end: int  # end of the text that ends the turn
+    turn_end: int  # end of the text that ends the turn; `begin` if `answer_end` is unknown
 
     def is_marked(self, targets: Sequence[Range]) -> bool:
         """Return whether a target begins in the answer."""
@@ -169,5 +169,5 @@ def _within(turn: Turn, target: Range) -> Range:
 
 
 def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:
-    """Return whether a range contains the characters from `begin` to `end`."""
+    """Return whether one of the ranges contains all characters from `begin` to `end`."""
     return any(first <= begin and end <= last for first, last in ranges)

@@ -72,8 +72,8 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
     """Convert the list of messages in the field `name`.
 
     Raises:
-        UserError: if the field is not a list of messages, or a message has no role or no content, contradicts itself, or holds
-            more than text and calls.
+        UserError: if the field is not a list of messages, or a message has no role, has neither content nor calls, has an
+            invalid call, contradicts itself, selects a part of an answer as a target, or holds more than text and calls.
     """
     turns = parse_field(turns, f"the field {name!r}")
     if isinstance(turns, (int, float)) and name not in LIST_FIELDS:  # a request or its answer
@@ -147,7 +147,7 @@ def _name_of(turn: Any, where: str) -> str:
     """Return the name of the role of a message, as the message has it.
 
     Raises:
-        UserError: if the message has no role, or two roles that differ.
+        UserError: if the message is not an object, has no role, or has two roles that differ.
     """
     if not isinstance(turn, dict):
         raise UserError(f"{where} must be an object with role and content, not {short_repr(turn)}")
@@ -190,7 +190,11 @@ def _content_of(turn: Mapping[str, Any], where: str) -> Any:
 
 
 def _is_target(answer: Mapping[str, Any], where: str) -> bool:
-    """Return whether a message of the assistant is a target; raise `UserError` if its fields select only a part of it."""
+    """Return whether a message of the assistant is a target.
+
+    Raises:
+        UserError: if its fields for the loss are invalid, contradict each other, or select only a part of the message.
+    """
     marks = {name: answer[name] for name in LOSS_FIELDS if answer.get(name) is not None}
     if isinstance(marks.get("loss"), float):  # a measured loss
         del marks["loss"]

@@ -1,6 +1,7 @@
 """Short conversations that show which forms of messages a chat template reads, and what it adds to them.
 
-A template is a program, so its properties are found by rendering. Words that begin with Zq7 occur in no template.
+A template is a program, so its properties are found by rendering. The messages contain words that begin with Zq7, which
+occur in no template, so that a rendering shows where each message is placed.
 """
 
 from __future__ import annotations

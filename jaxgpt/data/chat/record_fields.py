@@ -13,7 +13,7 @@ INPUT_FIELDS = ("input", "context")  # fields to append to an instruction
 # Fields that often belong to a request, but have no defined place in a question.
 CONTEXT_FIELDS = (*INPUT_FIELDS, "instruction", "choices", "options", "passage", "document")
 SYSTEM_FIELDS = ("system", "system_prompt")  # fields with the text of a system message
-# Fields with the functions that the assistant can call; functions is OpenAI's earlier form.
+# Fields with the functions that the assistant can call; `functions` is OpenAI's earlier form.
 TOOL_FIELDS = ("tools", "functions")
 HISTORY = "history"  # field with earlier pairs of a request and its answer
 # Kinds of media: fields of a record, singular or plural, and placeholders in its texts.
@@ -60,7 +60,7 @@ def history_messages(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def system_text(fields: Mapping[str, Any]) -> str:
-    """Return the text of the system message; "": the record has no field for it."""
+    """Return the text of the system message, "" if the record has none; raise `UserError` if two fields differ."""
     texts = [text_of(fields[name], f"the field {name!r}") for name in SYSTEM_FIELDS if fields.get(name)]
     if len({text.strip() for text in texts}) > 1:
         raise UserError(f"the fields {' and '.join(map(repr, SYSTEM_FIELDS))} differ: remove one")
@@ -71,7 +71,8 @@ def read_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the list of tools; None: no tools.
 
     Raises:
-        UserError: if a field is not a list of tools, or both fields are given and describe different functions.
+        UserError: if a field is not a list of tools or has a duplicate key, or both fields are given and describe different
+            functions.
     """
     given = list[list[dict[str, Any]]]()
     for name in TOOL_FIELDS:

@@ -72,8 +72,8 @@ class ChatRecord(NamedTuple):
         messages: dicts with `role`, `content` (a string; missing if there are only calls), and the other non-null fields. The
             `arguments` of `tool_calls` are an object or its JSON. Assistant messages that are not targets have the `weight` 0.
         tools: descriptions of functions, as in the record; None: no tools.
-        may_be_rejected: whether messages have the `label` false, which marks a rejected answer in data for KTO, but may also be
-            the class of the conversation.
+        may_be_rejected: whether the record has messages and the `label` false or 0, which marks a rejected answer in data for
+            KTO, but may also be the class of the conversation.
     """
 
     messages: list[dict[str, Any]]
@@ -82,7 +82,7 @@ class ChatRecord(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A prompt and its completion, which a model without a chat template concatenates."""
+    """A prompt and its completion, which are concatenated for a model without a chat template."""
 
     prompt: str
     completion: str

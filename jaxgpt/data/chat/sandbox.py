@@ -107,7 +107,7 @@ def _to_json(
 ) -> str:
     """Format JSON without escapes of <, > and &, unlike Jinja's filter, and without escapes of noncharacters.
 
-    Noncharacters mark names of control tokens in messages (`control_tokens.py`).
+    Noncharacters mark names of control tokens in messages (`tokenizers.marks`).
     """
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if not ensure_ascii:

@@ -38,7 +38,8 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     parts, or null in a message with tool calls.
 
     Raises:
-        UserError: if `messages` is empty or not a list, or a message has no role or no content.
+        UserError: if `messages` is empty or not a list, or a message is not an object, has no role, or has neither a valid
+            content nor tool calls.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
@@ -69,7 +70,7 @@ class ChatTemplate:
             token that the tokenizer declares as null has the value "" and renders as empty text; a template that prints an
             undeclared token fails.
         date: date for templates that include it, such as `2024-07-26`; empty: today.
-        answer_tokens: names of special tokens that stay tokens in the assistant's messages, such as `<think>`.
+        answer_tokens: added tokens, special or not, that stay tokens in the assistant's messages, such as `<think>`.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class ChatTemplate:
 
 
 def _why_not_rendered(error: Exception, messages: Sequence[Message]) -> str:
-    """Return why a template failed: its own words, or that it reads the content of a message that has only calls."""
+    """Return why a template failed: the error's message, or that it reads the content of a message that has only calls."""
     needs_content = isinstance(error, jinja2.UndefinedError) and "'content'" in str(error)
     if needs_content:
         for number, message in enumerate(messages, 1):

@@ -64,7 +64,7 @@ def inner_name(name: str, suffix: str) -> str:
 
 
 def _zstd(where: str) -> Any:
-    """Import the Zstandard module of Python or of its backport; raise `MissingPackage` without both."""
+    """Import the Zstandard module of Python or its backport; raise `MissingPackage` if neither is installed."""
     try:
         from compression import zstd  # Python 3.14
     except ImportError:

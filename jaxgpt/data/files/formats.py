@@ -17,7 +17,7 @@ class MissingPackage(UserError):
 
 
 def check_no_arrow(path: Path) -> None:
-    """Raise `UserError` for a file of `datasets.save_to_disk`: the JSON files next to it are not the text of the dataset."""
+    """Raise `UserError` for a file of `datasets.save_to_disk`: the JSON files next to it are not the text of the data set."""
     if path.suffix.lower() == ".arrow":
         raise UserError(
             f"{path} is an Arrow file of the package datasets: write the data set as Parquet, for example with "

@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def begins_array(file: BinaryIO) -> bool:
-    """Return whether the content of an open file is a JSON array; afterwards, the position is the beginning of the file.
+    """Return whether an open file begins a JSON array; afterwards, the position is the beginning of the file.
 
     Only the first bytes are read, because an array may be a single long line.
     """

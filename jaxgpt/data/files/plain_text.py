@@ -26,7 +26,7 @@ def read_text_file(path: Path) -> bytes:
 
     Raises:
         NotText: if the file is not plain text.
-        UserError: if the file cannot be read, or is larger than `TEXT_BYTES`.
+        UserError: if the file cannot be read, is an Arrow file, or is larger than `TEXT_BYTES`.
     """
     check_no_arrow(path)
     if path.suffix.lower() in DOCUMENTS:

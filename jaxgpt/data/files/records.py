@@ -1,6 +1,7 @@
 """Read records from JSON Lines, JSON arrays and Parquet files, even if some of them are damaged.
 
-Objects of several lines are read as one text; other formats, one record or batch of rows at a time.
+A file of objects that span several lines is read completely into memory. Other formats are read one record, or one batch of
+rows, at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def read_records(path: Path, columns: Collection[str]) -> Iterator[Record]:
 
     Args:
         path: file; its content or its suffix, such as `.gz`, selects the compression, and `.parquet` selects Parquet.
-        columns: columns of a Parquet file to read, if present; otherwise, all columns are read.
+        columns: columns of a Parquet file to read; if the file has none of them, all its columns are read.
 
     Raises:
         MissingPackage: if a library for the format is not installed; such a file is not damaged.

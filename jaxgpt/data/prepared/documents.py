@@ -16,7 +16,7 @@ TRAIN = b"\xff" * 32  # digest assigned to the first usable document; selects tr
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:
-    """Yield all documents, with long text files cut at `cuts`; the first document that is not dropped is for training."""
+    """Yield the pieces of all documents; long text files are cut at `cuts`. The first usable document is for training."""
     bytes_before = 0  # size of the files before the current one
     is_found = False  # whether a usable document was found
     is_for_training = False  # whether the current document is the first usable document

@@ -99,7 +99,7 @@ class Index(TypedDict):
     kind: str  # `KIND`
     complete: bool
     settings: SettingsEntry
-    pieces: int  # number of pieces written or dropped so far
+    pieces: int  # number of pieces written, dropped or skipped so far
     skipped: Skips
     dropped: dict[str, int]  # number of documents that are `short` or `repeated`
     markers: int  # number of end-of-text tokens written as text

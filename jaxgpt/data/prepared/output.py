@@ -64,7 +64,8 @@ def open_index(out: Path, settings: SettingsEntry, sources: Sequence[Source], no
     Settings may change until the first piece is written.
 
     Raises:
-        UserError: if a continued command has other settings or sources than the index.
+        UserError: if a continued command has other settings or sources than the index, or jaxgpt 0.1.0 may have skipped a
+            file that is now read.
     """
     index = read_index(out)
     is_continued = index is not None and (index["pieces"] > 0 or index["settings"] == settings)

@@ -26,10 +26,10 @@ BPE_SAMPLE = 200_000_000  # approximate bytes of text for training a BPE tokeniz
 
 
 class ChosenTokenizer(NamedTuple):
-    """The tokenizer that the parameters name, or the properties of the BPE that will be trained."""
+    """The tokenizer of the parameters, or the properties of the BPE that will be trained."""
 
     tokenizer: Tokenizer | None  # None: a BPE is trained on the sources
-    vocab_size: int  # maximum number of tokens if a BPE is trained
+    vocab_size: int  # size of the vocabulary; its maximum if a BPE is trained
     sha256: str  # SHA-256 of tokenizer.json, without the changes of the parameter `bos`; "": a BPE is trained
     bos_ids: list[int]  # ids before each document
 
@@ -38,7 +38,8 @@ def choose_tokenizer(params: PrepareParams) -> ChosenTokenizer:
     """Return the tokenizer of the parameters.
 
     Raises:
-        UserError: if the tokenizer has no end-of-text token, or lacks the beginning-of-text token of `params.bos` yes.
+        UserError: if the tokenizer cannot be loaded, has no end-of-text token, or lacks the beginning-of-text token that
+            `params.bos` yes needs.
     """
     if params.tokenizer == "bpe":
         if params.bos == "yes":

@@ -29,7 +29,7 @@ class EncodedPiece(NamedTuple):
         bytes_read: bytes of the sources read from disk so far.
         identity: SHA-256 of the complete document; empty: unknown.
         markers: number of end-of-text tokens written as text.
-        unwritten: why nothing of the document is written; "": it is written.
+        unwritten: why nothing of the document is written; "": it is written, unless it repeats an earlier document.
         error: message for a piece that cannot be read or encoded; empty: no error.
         file: path of the file, for the error.
         lost: part that the error makes unreadable.
@@ -73,7 +73,7 @@ class PieceEncoder:
         return [self.encode(piece) for piece in pieces]
 
     def encode(self, piece: DocumentPiece) -> EncodedPiece:
-        """Encode a piece; raise `UserError` if it is unreadable and `on_error` is fail."""
+        """Encode a piece; raise `UserError` if it cannot be read or encoded and `on_error` is fail."""
         try:
             text = piece.text()
             ids = self._encode_text(text)

@@ -1,6 +1,6 @@
 """Tokenize documents into shards of ids, on all cores and in bounded memory.
 
-Documents are a numbered sequence of pieces (`DocumentPiece`). index.json records the number of pieces written, and
+Documents are a numbered sequence of pieces (`DocumentPiece`). index.json records the number of processed pieces, and
 the length of each shard at that moment. After an interruption, the shards are truncated to these lengths and encoding continues
 with the next piece. The output is the same as without the interruption.
 """
@@ -51,7 +51,7 @@ def prepare(
         names: files, directories or Hugging Face datasets (`hf:OWNER/NAME[/PATTERN]`).
         out: output directory: new, empty, or from an earlier call with the same parameters.
         params: parameters of the command.
-        progress: receives the bytes of the sources read since the call, and the numbers of documents and tokens.
+        progress: receives the bytes of the sources read after the first batch, and the numbers of documents and tokens.
         note: callback for one-line messages to the user.
 
     Raises:
@@ -115,12 +115,12 @@ def _write_remaining(
     tokenizer = saved_tokenizer(out, index)
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)
-    written = islice(pieces, index["pieces"])  # by an interrupted command
+    written = islice(pieces, index["pieces"])  # pieces processed by an interrupted command
     repeats = None
     if params.dedup == "exact":
         repeats = repeats_of(written, params)
     else:
-        deque(written, maxlen=0)  # skip them
+        deque(written, maxlen=0)  # skip the processed pieces
 
     encoder = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
     encoded = encode_in_threads(encoder.encode_batch, batches_of(pieces), params.workers or cores())

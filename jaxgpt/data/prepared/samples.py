@@ -25,7 +25,7 @@ def check_first(sources: Sequence[Source], params: PrepareParams) -> None:
 
 
 def beginning(path: Path, params: PrepareParams) -> str:
-    """Return the beginning of the first document of a file, without white space; "": a short or unreadable document."""
+    """Return the beginning of the first document of a file, without white space; "": it is missing, short or unreadable."""
     piece = _first_piece(path, params)
     if not piece:
         return ""

@@ -75,7 +75,7 @@ def check_continued(out: Path, index: Index, settings: SettingsEntry, note: Call
 def _check_sources(out: Path, index: Index, now: Sequence[SourceEntry], note: Callable[[str], None]) -> None:
     """Raise `UserError` if a continued command has other sources than the index.
 
-    Modification times may differ if the content of the files is the same, as after a copy.
+    Modification times may differ if the sizes and samples of the content are equal, as after a copy.
     """
     before = index["settings"]["sources"]
     if [*map(_name_and_sizes, before)] != [*map(_name_and_sizes, now)]:

@@ -18,7 +18,7 @@ BUFFER = 1 << 20  # buffer size of a shard's file in bytes
 
 
 class ShardWriter:
-    """Write the shards of one split.
+    """Writes the shards of one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
     nanoGPT's format is one file without a header. Every write updates the entry of the split in `index`, the resume

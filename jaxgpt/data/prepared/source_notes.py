@@ -45,7 +45,7 @@ def structured_text(sources: Sequence[Source]) -> str:
 
 
 def _copies(sources: Sequence[Source]) -> list[str]:
-    """Describe files that are links to the same file, or have equal content."""
+    """Describe files that are links to the same file, or have equal sizes and equal samples of their content."""
     first = dict[tuple[int, str], Path]()
     copies = []
     for source in sources:

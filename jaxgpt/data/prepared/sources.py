@@ -36,7 +36,7 @@ class Source(NamedTuple):
     size: int  # total bytes on disk
     fingerprint: str  # SHA-256 of names, sizes and modification times of the files
     digests: tuple[str, ...]  # `sampled_digest` of each file
-    skipped: str = ""  # directories that hold no text, such as `2 runs`
+    skipped: str = ""  # skipped directories, output files and logs, such as `2 runs and 1 log`
 
     def entry(self) -> SourceEntry:
         """Return the description of the source in index.json."""
@@ -130,7 +130,7 @@ def sampled_digest(path: Path) -> str:
 
 
 def file_digests(directory: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return a digest of each file of a directory, keyed by relative path; {} for a single file, or above `DIGESTS` files.
+    """Return a digest of each file of a directory, keyed by relative path; {} for a single file or more than `DIGESTS`.
 
     Checkpoints record the paths, so bytes that are not UTF-8 are escaped.
     """

@@ -26,20 +26,20 @@ def write_pieces(
     progress: Progress,
     total: int,
 ) -> None:
-    """Write pieces until the output is complete; save the resume position from time to time.
+    """Write pieces until the output is complete; save the resume position at intervals, and after each completed shard.
 
     Args:
         out: output directory.
         index: index of the directory, which is updated.
         batches: encoded pieces.
         repeats: documents seen so far; None: repeated documents are written.
-        progress: receives the bytes of the sources read since the call, and the numbers of documents and tokens.
+        progress: receives the bytes of the sources read after the first batch, and the numbers of documents and tokens.
         total: bytes of all sources.
     """
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
-        start: int | None = None  # bytes read before an interruption, and in the first batch
+        start: int | None = None  # bytes read by the end of the first batch, including the bytes of earlier calls
         for batch in batches:
             for piece in batch:
                 is_complete = _write_piece(piece, writers, index, repeats)

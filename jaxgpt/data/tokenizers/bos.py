@@ -67,8 +67,8 @@ def text_bos(tokenizer: Tokenizer, rule: str) -> tuple[int, ...]:
 def declared_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the beginning-of-text ids that the files of a model declare, even if the tokenizer does not prepend them.
 
-    At most two: the id in generation_config.json, and the id of the token `bos_token` in tokenizer_config.json. The first has
-    precedence.
+    There are at most two: the id in generation_config.json, which has precedence, and the id of the token `bos_token` in
+    tokenizer_config.json.
     """
     if not isinstance(tokenizer, SubwordTokenizer):
         return ()
@@ -84,7 +84,7 @@ def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
 def bos_note(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
     """Return a note for the description of data, such as "; <s> before each document".
 
-    It is "" if neither the data nor prompts have such a token, or if prompts begin with the end-of-text token.
+    It is "" if the data have no such token, and prompts have none either or begin with the end-of-text token.
 
     Args:
         tokenizer: the tokenizer of the model.

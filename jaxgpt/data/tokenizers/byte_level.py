@@ -6,7 +6,7 @@ from typing import Any
 
 
 def _byte_vocab() -> dict[str, int]:
-    """Map characters to bytes: visible Latin-1 characters to their code points, and the next characters to the other bytes."""
+    """Map characters to bytes: visible Latin-1 characters to their code points, characters above Latin-1 to the other bytes."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     characters = {byte: chr(byte) for byte in visible}

@@ -50,7 +50,7 @@ class ControlTokens:
         self.first_characters = frozenset(name[0] for name in self.names.values())
 
     def find(self, text: str) -> list[TokenMatch]:
-        """Find the control tokens of a text, as the tokenizer recognizes them."""
+        """Find the control tokens of a text, as a subword tokenizer recognizes them; [] for other tokenizers."""
         if not isinstance(self.tokenizer, SubwordTokenizer):
             return []
         encoding = self.tokenizer.encode_offsets(text)

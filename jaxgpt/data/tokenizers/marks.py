@@ -117,7 +117,7 @@ def _check_words(control: ControlTokens, text: str, kept: Collection[str]) -> No
 
 
 def unmarked(control: ControlTokens, text: str, mark: str) -> list[TokenMatch]:
-    """Find the control tokens of a text, except names with a mark; "": no name has a mark."""
+    """Find the control tokens of a text, except names with the mark; `mark` "": names have no marks."""
     matches = control.find(text)
     if mark:
         matches = [match for match in matches if mark not in text[match.begin : match.end]]

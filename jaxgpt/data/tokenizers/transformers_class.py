@@ -17,7 +17,7 @@ CLASS_OF = {
     "gpt_neox": "GPTNeoXTokenizer",
     "olmoe": "GPTNeoXTokenizer",
 }
-# Types of models that use tokenizer.json as it is, regardless of the class that their files name.
+# Types of models that use tokenizer.json as it is, regardless of the class in their files.
 AS_IN_FILE = ("llava", "mistral", "mistral3", "mixtral", "olmo2", "qwen2")
 SPACE = "\u2581"  # replaces spaces in SentencePiece vocabularies
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
