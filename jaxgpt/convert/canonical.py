@@ -1,6 +1,6 @@
 """The canonical form of a model config: configs with the same form are the same model.
 
-Several configs describe the same model: some settings have no effect, some sizes are 0 for a derived value, and linear RoPE
+Several configs can describe the same model: some settings have no effect, some sizes are 0 for a derived value, and linear RoPE
 scaling is a case of Llama 3 scaling.
 """
 
@@ -23,7 +23,7 @@ OF_EXPERTS = ("experts_per_token", "shared_experts", "router", "router_normalize
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Convert a config to its canonical form: explicit sizes, short epsilon, and unique settings of windows, RoPE and biases.
+    """Convert a config to its canonical form: explicit sizes, a float32 epsilon, unique settings of windows, RoPE and biases.
 
     Settings that have no effect get their defaults, because a family may lack them.
     """

@@ -58,15 +58,17 @@ def export_model(
 
     Args:
         run: run to export.
-        target: a new path; the directory is created atomically, after checking that the exported model's logits match.
-        checkpoint: `best` (lowest validation loss), `last`, or a step.
+        target: a new path, or an empty directory; the directory is created atomically, after checking that the exported
+            model's logits match.
+        checkpoint: `best` (lowest validation loss, or highest held-out reward), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.
         shard_bytes: maximum bytes of a file of weights; larger models get several files and an index.
         license: license for the model card; empty: license of the imported model, otherwise unknown.
         repo: name of the model on the hub, for the model card; empty: the name of `target`.
 
     Raises:
-        UserError: if the run or checkpoint does not exist, `target` exists, or a setting has no equivalent in transformers.
+        UserError: if the run or checkpoint does not exist, `target` exists, `dtype` or `license` is invalid, an element is
+            outside the range of `dtype`, or a setting has no equivalent in transformers.
         RuntimeError: if the exported model computes different logits.
     """
     if dtype not in DTYPES:

@@ -88,7 +88,7 @@ def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    """Return the options that the table lacks: activation, scale of scores, windows and RoPE."""
+    """Return the options that are converted: activation, soft cap of logits, scale of scores, windows and RoPE."""
     local = config.rope_local_theta or config.rope_theta
     rope = write_rope_options(config)
     return rope | {

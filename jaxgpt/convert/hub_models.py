@@ -1,4 +1,4 @@
-"""Download models of the Hugging Face Hub to import."""
+"""Download models from the Hugging Face Hub for import."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Imported(NamedTuple):
         family: a name in `FAMILIES`, nanogpt, lora, or a llama.cpp architecture.
         parameters: number of parameters of the model or, for lora, of the adapters.
         skipped: number of tensors of a multimodal model that are not part of its text model.
-        note: tokens or files of an adapter that the import ignored, and why; "": none.
+        note: tokens, or files of an adapter, that the import ignored, and why; "": none.
     """
 
     family: str

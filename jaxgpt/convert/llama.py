@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of LlamaCon
 PLAIN_ATTENTION = {
     "attention_dropout": 0.0,
     "attention_bias": False,
-}  # values of `Family.only` common to the families below
+}  # values of `Family.only` common to the families below, except Llama
 
 
 def make_form(

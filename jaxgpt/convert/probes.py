@@ -40,7 +40,7 @@ def check_change(before: np.ndarray, after: np.ndarray) -> None:
     largest_logit = float(np.abs(before).max())
     if not change <= TOLERANCE * max(1.0, largest_logit):
         raise TrainingFailed(
-            f"the export failed: its logits differ from the model by {change:.2e}, more than by rounding: report this"
+            f"the export failed: its logits differ from the model's logits by {change:.2e}, more than by rounding: report this"
         )
 
 

@@ -81,7 +81,7 @@ def skipped_tensors(model: StoredModel) -> int:
 
 
 def _own_names(weights: Weights, form: Format) -> dict[str, str]:
-    """Map names without `form.prefix` to the names in the files; omit other models of a wrapper.
+    """Map names without `form.prefix` to the names in the files; omit the other models of a multimodal model.
 
     Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
     (compiled), `language_model.model.layers.0` (in a multimodal model). The name of the token embedding shows the prefix.

@@ -20,8 +20,8 @@ def with_default_variables(
     Args:
         special: special tokens of a model, with its chat templates.
         variables: variables of the run.
-        always: names of variables that the program of the exported model sets itself, even if its caller passes no value. The
-            template overrides these variables, as well as names of tokens, with the values of the run.
+        always: names of variables that a program sets for the exported model, even if its caller passes no value. The template
+            overrides these variables, as well as names of tokens, with the values of the run.
     """
     templates = special.tokenizer.get("chat_template")
     fixed = {*always, *special.variables}

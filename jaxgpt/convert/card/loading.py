@@ -45,7 +45,7 @@ jaxgpt import {name} runs/{run} --init-from runs/base
 
 
 def loading_section(name: str, engines: Sequence[Engine], is_adapter: bool) -> str:
-    """Show how to load the model or adapter `name` with transformers and jaxgpt, and in other programs among `engines`."""
+    """Show how to load `name` with transformers (an adapter with PEFT) and jaxgpt, and in other programs among `engines`."""
     parts = ["## How to load it\n", LOAD_ADAPTER if is_adapter else LOAD_MODEL]
     if "vLLM" in engines:
         parts.append(LOAD_VLLM)

@@ -18,7 +18,11 @@ Metrics = Sequence[dict[str, Any]]  # lines of a metrics.jsonl
 
 
 def results_section(run: Path, metrics: Metrics, info: Info, config: Config) -> str:
-    """Return the loss of the exported checkpoint and the baselines of the same data, or "" without an evaluation."""
+    """Return the section, or "" if the exported checkpoint was not evaluated.
+
+    The section has the loss and the baselines of the same data or, for a `post.objective` other than next-token, the reward,
+    the divergence from the teacher, or the loss.
+    """
     if config.post.objective != "next-token":
         return _post_results(metrics, info, config)
     evaluation = _evaluation(metrics, "val_loss", info.step)
@@ -83,9 +87,9 @@ def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
 
 
 def _held_out(info: Info, config: Config) -> bool:
-    """Return whether a run was evaluated on text outside its training data."""
+    """Return whether a run was evaluated on held-out data."""
     has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
-    # Earlier checkpoints do not record whether text was held out.
+    # Earlier checkpoints do not record whether data were held out.
     return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))
 
 

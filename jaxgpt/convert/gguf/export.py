@@ -34,11 +34,11 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
         run: run to convert.
         target: a new path; the file is created atomically, after reading it back and comparing the logits.
         kind: type of the matrices, one of `gguf.writer.TYPES`; vectors and routers are float32.
-        checkpoint: `best` (lowest validation loss), `last`, or a step.
+        checkpoint: `best` (lowest validation loss, or highest held-out reward), `last`, or a step.
 
     Raises:
-        UserError: if the run or checkpoint does not exist, `target` exists, or llama.cpp has no equivalent of a setting or of
-            the tokenizer.
+        UserError: if the run or checkpoint does not exist, `target` exists, the gguf package is missing, a matrix cannot be
+            written as `kind`, or llama.cpp has no equivalent of a setting or of the tokenizer.
         RuntimeError: if the exported model computes different logits, although the types and the activation are unchanged.
     """
     kind = kind.lower()  # llama.cpp's spelling is Q8_0
@@ -94,7 +94,11 @@ def _tensors(architecture: Architecture, original: ModelConfig, model: ModelConf
 
 
 def _stored_type(tensor: Tensor, kind: str) -> Any:
-    """Return the type of a tensor in the file: float32 for vectors and routers."""
+    """Return the type of a tensor in the file: float32 for vectors and routers, otherwise `kind`.
+
+    Raises:
+        UserError: if the rows of a matrix do not consist of complete blocks of the type.
+    """
     import gguf
 
     if len(tensor.shape) == 1 or tensor.name.endswith(f".{ROUTER}"):

@@ -41,7 +41,7 @@ def read_longest_match(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 
 
 def escaped(text: bytes) -> str:
-    """Write a token as llama.cpp's tokenizer of RWKV reads it: bytes other than plain ASCII as `\\x0a`."""
+    """Write a token as llama.cpp's RWKV tokenizer reads it: printable ASCII except quotes and \\, other bytes as `\\x0a`."""
     plain = set(range(32, 127)) - set(b"\\'\"")
     return "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in text)
 

@@ -36,7 +36,7 @@ def read_special_tokens(metadata: Mapping[str, Any], where: str) -> SpecialToken
     """Read the special tokens and the chat template of a GGUF file.
 
     Raises:
-        UserError: if the id of a token is not an integer below the number of tokens.
+        UserError: if the tokens or their types are malformed, or a special id is not an integer below the number of tokens.
     """
     template = _templates(metadata)
     entries: dict[str, Any] = {} if template is None else {"chat_template": template}

@@ -36,7 +36,8 @@ def config_from_metadata(
         accept: unsupported metadata keys to ignore, without the name of the architecture.
 
     Raises:
-        UserError: if the architecture or a metadata key is not supported.
+        UserError: if the kind of file, the architecture, a metadata key or the scaling of the divisors is not supported, or a
+            required key is missing.
     """
     kind = metadata.get("general.type", "model")
     if kind != "model":

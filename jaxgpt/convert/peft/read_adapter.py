@@ -71,7 +71,7 @@ def _find_adapters(weights: Weights, model: ModelConfig) -> list[StoredAdapter]:
     """Return the adapters in the files, in the order of the modules.
 
     Raises:
-        UserError: if there is no such module, or a matrix has adapters only in some layers.
+        UserError: if no module has an adapter, a matrix has adapters only in some layers, or two tensors adapt one matrix.
     """
     modules = modules_if_any(model)
     found: dict[str, TensorNames] = {}
