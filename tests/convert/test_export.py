@@ -23,6 +23,7 @@ from jaxgpt.convert.card import card
 from jaxgpt.convert.card import license as card_license
 from jaxgpt.convert.card import original as original_card
 from jaxgpt.convert.card import results as card_results
+from jaxgpt.convert.card import settings as card_settings
 from jaxgpt.convert.engines import engines
 from jaxgpt.convert.export_model import export_model
 from jaxgpt.convert.families import express_in_family
@@ -493,7 +494,7 @@ def test_a_card_omits_every_setting_with_a_path():
     post = PostConfig(objective="grpo", reward=("/home/me/secret.py:f",), kl=0.1, reference=run)
     data = DataConfig(path=run, tokenizer=run, mix=())
     config = Config(init_from=run, state_from=run, data=data, post=post)
-    assert "secret" not in card._settings(config)
+    assert "secret" not in card_settings.settings_section(config)
 
 
 def test_a_card_describes_the_run_and_no_private_path(tmp_path):
