@@ -8,8 +8,9 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from jaxgpt.data import Data, Mixture
+from jaxgpt.data import Data
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.report.memorized import Match, longest_matches
 
@@ -19,17 +20,19 @@ PIECES = 8  # number of pieces of the validation text, for comparison
 
 @dataclass(frozen=True)
 class Memorized:
-    """The longest span of a sample that occurs in the training data."""
+    """The longest span of a sample that occurs in the training data. The fields are those of `jaxgpt sample --json`."""
 
     tokens: int  # length of the span in tokens; 0: no token of the sample occurs
     of: int  # length of the sample in tokens
     characters: int = 0  # length of the span in characters
     text: str = ""  # text of the span
     start: int = 0  # index of the span's first token in the sample
-    token: int = 0  # index of the span's first token in the training ids
+    token: int = (
+        0  # index of the span's first token in the training ids; the ids of a mixture's sources are concatenated
+    )
     location: str = ""  # file and line of the first occurrence in a text; otherwise path and token index
-    before: str = ""  # text before the span in the training data
-    after: str = ""  # text after the span
+    before: str = ""  # text before the span in its source
+    after: str = ""  # text after the span in its source
 
 
 class TrainingSpans(NamedTuple):
@@ -47,66 +50,87 @@ class TrainingSpans(NamedTuple):
 
 def find_memorized(samples: Sequence[Sequence[int]], data: Data, progress: Progress = NO_PROGRESS) -> TrainingSpans:
     """Find the longest span of each sample in the training data of a run."""
-    n = max(map(len, samples), default=0)
+    longest = max(map(len, samples), default=0)
     pieces: list[np.ndarray] = []
-    if data.held_out and 0 < n <= len(data.val):
-        starts = np.linspace(0, len(data.val) - n, PIECES)
-        pieces = [data.val.take(int(start), n) for start in starts]
+    if data.held_out and 0 < longest <= len(data.val):
+        starts = np.linspace(0, len(data.val) - longest, PIECES)
+        pieces = [data.val.take(int(start), longest) for start in starts]
 
-    matches = longest_matches([*samples, *pieces], data.train, progress)
-    spans = [_memorized(ids, match, data) for ids, match in zip(samples, matches, strict=False)]
+    found = _search([*samples, *pieces], data, progress)
+    spans = [_describe(ids, one) for ids, one in zip(samples, found, strict=False)]
     if not pieces:
         return TrainingSpans(spans, None)
-    lengths = [match.length for match in matches[len(samples) :]]
+    lengths = [one.match.length for one in found[len(samples) :]]
     return TrainingSpans(spans, float(median(lengths)))
 
 
-def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
-    """Describe the longest span of a sample with the texts around it in the training data."""
-    n, start, position = match
-    if not n:
-        return Memorized(0, len(ids))
-    begin = max(position - CONTEXT, 0)
-    end = position + n
-    before = data.train.take(begin, position - begin)
-    after = data.train.take(end, min(CONTEXT, len(data.train) - end))
-    decode = data.tokenizer.decode
-    span = decode(ids[start:][:n])
+class _Found(NamedTuple):
+    """The longest span of a sample in a source.
 
-    # A source of a mixture has separate positions.
-    part = data
-    inside = position
-    if isinstance(data.train, Mixture):
-        index, inside, _ = next(data.train.parts(position, 1))
-        part = data.parts[index]
+    Attributes:
+        match: the span; its position is an index in the training ids of the source.
+        source: data of the source; for data without a mixture, all data.
+        offset: index of the source's first id in the training ids of the data.
+    """
+
+    match: Match
+    source: Data
+    offset: int
+
+
+def _search(samples: Sequence[ArrayLike], data: Data, progress: Progress) -> list[_Found]:
+    """Find the longest span of each sample, in the first source that has it. No span crosses the end of a source."""
+    by_source = []
+    offset = 0
+    for source in data.parts or (data,):
+        matches = longest_matches(samples, source.train, progress)
+        by_source.append([_Found(match, source, offset) for match in matches])
+        offset += len(source.train)
+    return [max(found, key=lambda one: one.match.length) for found in zip(*by_source, strict=True)]
+
+
+def _describe(sample: Sequence[int], found: _Found) -> Memorized:
+    """Describe the longest span of a sample, with the texts around it in its source."""
+    match, source, offset = found
+    if not match.length:
+        return Memorized(tokens=0, of=len(sample))
+    decode = source.tokenizer.decode
+    text = decode(sample[match.start : match.start + match.length])
+
+    train = source.train
+    end = match.position + match.length
+    first_before = max(match.position - CONTEXT, 0)
+    before = train.take(first_before, match.position - first_before)
+    after = train.take(end, min(CONTEXT, len(train) - end))
     return Memorized(
-        tokens=n,
-        of=len(ids),
-        characters=len(span),
-        text=span,
-        start=start,
-        token=position,
-        location=_line(span, part) or f"{part.name}, token {inside:,}",
+        tokens=match.length,
+        of=len(sample),
+        characters=len(text),
+        text=text,
+        start=match.start,
+        token=offset + match.position,
+        location=_line(text, source) or f"{source.name}, token {match.position:,}",
         before=decode(before),
         after=decode(after),
     )
 
 
-def _line(span: str, data: Data) -> str:
+def _line(span: str, source: Data) -> str:
     """Return the file and line of the first occurrence of a span in a text, or "" if it does not occur."""
     wanted = span.strip("\ufffd").encode()  # without partial characters at the ends of a span of byte ids
-    if data.text is None or not wanted or wanted not in data.text.data:
+    if source.text is None or not wanted:
         return ""
-    index = data.text.data.index(wanted)
+    text = source.text.data
+    start = text.find(wanted)
+    if start < 0:
+        return ""
 
-    # The last file that begins at or before the span contains its start.
-    name = data.name
-    first = 0
-    begin = 0
-    for file, size in data.text.files:
-        if index >= begin:
+    name = source.name
+    begin_of_file = 0
+    for file, size in source.text.files:
+        if start < begin_of_file + size:
             name = file
-            first = begin
-        begin += size
-    line = data.text.data[first:index].count(10) + 1
+            break
+        begin_of_file += size
+    line = text.count(b"\n", begin_of_file, start) + 1
     return f"{name}:{line}"

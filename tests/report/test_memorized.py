@@ -106,3 +106,20 @@ def test_the_place_in_a_mixture() -> None:
     spans, _ = find_memorized([list(b"xfirstx"), list(b"a second line.")], open_data(config))
     assert [(span.text, span.location) for span in spans] == [("first", "a.txt:1"), ("second line", "b.txt:2")]
     assert spans[1].before.endswith("other\n")
+
+
+def test_spans_and_their_surroundings_are_in_one_source() -> None:
+    Path("a.txt").write_text("first\n" * 30)
+    Path("b.txt").write_text("once only\n" + "second\n" * 30)
+    config = Config(
+        model=ModelConfig(block_size=4),
+        data=DataConfig(mix=("a.txt=1", "b.txt=1"), tokenizer="byte", train_fraction=0.8),
+    )
+    data = open_data(config)
+    last = data.parts[0].train.take(len(data.parts[0].train) - 4, 4).tolist()
+    ids = [*last, *b"once only"]
+    [span], _ = find_memorized([ids], data)
+    assert (span.text, span.location, span.token) == ("once only", "b.txt:1", len(data.parts[0].train))
+    assert (span.before, span.start) == ("", len(last))
+    [span], _ = find_memorized([list(b"first\n" * 24)], data)
+    assert (span.tokens, span.after) == (len(data.parts[0].train), "")
