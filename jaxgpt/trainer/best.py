@@ -15,7 +15,7 @@ class Best(NamedTuple):
     Attributes:
         ranking: the lowest ranking; infinite if no evaluation has a finite ranking.
         step: number of steps taken before this evaluation; not used if the ranking is infinite.
-        since: number of evaluations after this evaluation.
+        since: number of evaluations after this evaluation; all evaluations so far if the ranking is infinite.
     """
 
     ranking: float = math.inf
@@ -29,7 +29,7 @@ class Best(NamedTuple):
         return self._replace(since=self.since + 1)
 
     def about(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint's `Info.about`."""
+        """Return the entries of the best evaluation in a checkpoint's `Info.about`."""
         counted = {"since_best": self.since}
         if math.isinf(self.ranking):
             return counted
@@ -71,5 +71,5 @@ def evaluations_since_best(info: Info) -> int:
 
 
 def is_out_of_patience(since_best: int, train: TrainConfig) -> bool:
-    """Return whether `train.patience` or more evaluations have followed the best evaluation."""
+    """Return whether `train.patience` or more evaluations have followed the best evaluation; False if it is 0."""
     return 0 < train.patience <= since_best

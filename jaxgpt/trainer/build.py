@@ -49,9 +49,9 @@ def build(
 
     Args:
         config: settings of the run, with `model.vocab_size` set.
-        optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
-            of updates. The metrics then have no `lr`. With `train.scan_layers`, the optimizer receives one array
-            for each weight of a block, stacked over the layers.
+        optimizer: optax transformation to use instead of the optimizer of `config.optim`, which then sets only `ema_decay`,
+            the skipping of updates and the penalties of routers. The metrics then have no `lr`. With `train.scan_layers`,
+            the optimizer receives one array for each weight of a block, stacked over the layers.
         rules: changes to the sharding table (`jaxgpt.parallel.rules.RULES`), from logical axis to mesh axes: `{"length":
             ("tensor",)}` shards the activations between blocks along the sequence. Losses match a single device up to rounding.
         frozen: any tree of arrays that the objective reads, but that are not trained, with unstacked layers: with `lora.rank`,
@@ -67,8 +67,8 @@ def build(
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
-        UserError: if a rule is invalid (see `change_rules`), or a rule, the mesh or a setting does not fit the devices, the
-            batch or the model.
+        UserError: if a rule is invalid (see `change_rules`); if a rule, the mesh or a setting does not fit the devices, the
+            batch or the model; or if `post.objective` needs an objective that is not given.
     """
     if config.post.objective != "next-token" and objective is None and objective_of is None:
         raise UserError(
@@ -202,7 +202,10 @@ def _check_parts(config: Config, model: GPT | None, ops: Ops | None) -> None:
 
 
 def replicated_note(opt_state: Any, mesh: Mesh) -> str:
-    """Return a note if more than a tenth of the bytes of the optimizer state is replicated on every device, or ""."""
+    """Return a note if more than a tenth of the bytes of the optimizer state is replicated on every device, or "".
+
+    Without sharding over fsdp or tensor, the result is "".
+    """
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
         return ""
     total = 0

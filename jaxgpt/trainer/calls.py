@@ -62,5 +62,5 @@ def is_evaluated(done: int, train: TrainConfig) -> bool:
 
 
 def is_saved(done: int, train: TrainConfig) -> bool:
-    """Return whether a checkpoint without evaluation is due after `done` steps."""
+    """Return whether `train.checkpoint_every` requests a checkpoint after `done` steps, even without an evaluation."""
     return bool(train.checkpoint_every) and done % train.checkpoint_every == 0

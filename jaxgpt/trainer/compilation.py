@@ -40,7 +40,11 @@ def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[Futu
 
 
 def compile_lowered(program: Program, lowered: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
-    """Compile the result of `Program.lower`. Raises `UserError`, with advice, if the compiler fails."""
+    """Compile the result of `Program.lower`.
+
+    Raises:
+        UserError: with advice, if the compiler fails. An error due to the failure of a different process is raised unchanged.
+    """
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError as e:

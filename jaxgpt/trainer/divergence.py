@@ -78,7 +78,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
         return ""
     if len(bad) == len(paths):
         return "and no gradient is finite"
-    # The backward pass computes the modules in the reverse order of the forward pass, which is the order of `weights`.
+    # `weights` has the order of the forward pass. The backward pass computes the modules in the reverse order.
     position = {path.rpartition("/")[0]: i for i, path in enumerate(weights(model))}
     first = max(bad, key=lambda path: (position.get(_module(path, position), len(position)), path))
     return f"first in the backward pass in the gradient of {first} ({len(bad)} of {len(paths)} gradients)"

@@ -47,7 +47,7 @@ class ValidationLoss:
 
 
 def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN) -> Evaluation | None:
-    """Compute the loss of `params` on a split.
+    """Compute the loss of `params` on a split; return None if interrupted.
 
     Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
     error assumes independent windows. A `data.stride` above T is kept: it can align windows with documents of equal length.

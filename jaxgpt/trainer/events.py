@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
         state: the final state.
         step: steps taken, including steps before a resume.
         evaluation: the last result of the first evaluator since the start or resume; None: no evaluation.
-        stopped: whether the run ended before its last step and evaluation, unless ended by `train.patience`.
+        stopped: whether the run ended before its last step and evaluation; False after early stopping (`train.patience`).
     """
 
     state: TrainState
@@ -105,7 +105,7 @@ class Tolerant(Listener):
 class Listeners(Listener):
     """Passes each event to several listeners, in their order.
 
-    Every method of `Listener` must be overridden here: the listeners would not receive a missing event.
+    Every method of `Listener` must be overridden here; otherwise, the listeners do not receive its event.
     """
 
     def __init__(self, *listeners: Listener) -> None:

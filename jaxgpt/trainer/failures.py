@@ -20,7 +20,7 @@ from jaxgpt.trainer.program import Program
 
 
 class _Explanation(NamedTuple):
-    """The reason of a failure, and what may help; "": unknown."""
+    """The reason for a failure, and what may help; "": unknown, or included in the reason."""
 
     reason: str
     fix: str = ""
@@ -28,7 +28,7 @@ class _Explanation(NamedTuple):
 
 @contextmanager
 def failures(run: Run, program: Program) -> Iterator[None]:
-    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the last saved step."""
+    """Raise divergence, I/O errors and exhausted memory as `TrainingFailed`, with the checkpoint that is kept."""
     try:
         yield
     except Exception as e:
@@ -41,7 +41,7 @@ def failures(run: Run, program: Program) -> Iterator[None]:
 
 
 def _explain(error: Exception, run: Run, program: Program) -> _Explanation | None:
-    """Explain an error in the steps of a run; return None if its cause is unknown."""
+    """Explain an error of a run; return None if the error is not of a kind that `failures` raises as `TrainingFailed`."""
     match error:
         case OSError():
             return _Explanation(f"{error.filename or run.path}: {error.strerror or error}", full_disk_fix(error))
@@ -60,7 +60,7 @@ def _explain(error: Exception, run: Run, program: Program) -> _Explanation | Non
 
 @contextmanager
 def evaluating(program: Program, step: int) -> Iterator[None]:
-    """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that helps."""
+    """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that may help."""
     size = program.config.train.eval_batch_size or program.microbatches.rows
     fix = f"lower --train.eval-batch-size, now {size}"
     try:

@@ -18,7 +18,7 @@ from jaxgpt.trainer.resume import check_resume
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "" if training is left or the last checkpoint is damaged.
+    """Return why a run is finished, or "" if steps remain or the last checkpoint is damaged.
 
     With `train.epochs`, the result is "", because the number of steps depends on the data. It is also "" if the last
     checkpoint still needs its evaluation.

@@ -23,8 +23,8 @@ from jaxgpt.trainer.states import Fresh, compute, put_stacked, stacked
 def frozen_shapes(config: Config, shapes: Fresh, frozen: Any, frozen_model: ModelConfig | None) -> Any:
     """Return the shapes of frozen arrays, with stacked layers if training stacks them.
 
-    The shapes of a `frozen_model` are in linen's boxes, which hold logical axes. Arguments as for `make_program`, with the
-    shapes of the result of `fresh`.
+    The shapes of a `frozen_model` are in linen's boxes, which hold logical axes. `shapes`: shapes of the result of `fresh`;
+    other arguments as for `make_program`.
     """
     if isinstance(frozen, FrozenParts):
         base = frozen_shapes(config, shapes, frozen.base, None)

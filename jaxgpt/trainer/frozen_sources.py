@@ -107,7 +107,12 @@ def open_frozen(start: Start, part: str) -> FrozenWeights | FrozenArrays:
 
 
 def open_same_model(path: str, config: Config) -> WeightSource:
-    """Open the frozen weights at a path; raise `UserError` if their model has different weights than the trained model."""
+    """Open the frozen weights at a path.
+
+    Raises:
+        UserError: if the checkpoint is missing or damaged, or the names, shapes or dtypes of its weights differ from the
+            trained model's.
+    """
     source = open_source(*parse_checkpoint(path))
     difference = first_difference(abstract_params(source.config.model), config.model)
     if difference:

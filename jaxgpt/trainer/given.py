@@ -39,7 +39,7 @@ class RunParts(NamedTuple):
         return self.given.get("evaluators", "")
 
     def about(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint's `Info.about`."""
+        """Return the entries of these parts in a checkpoint's `Info.about`."""
         return {**self.checksums, "given": self.given}
 
 
@@ -57,9 +57,10 @@ def parts_of_build(
     objective_of: Callable[[GPT], Objective] | None,
     optimizer: optax.GradientTransformation | None,
 ) -> dict[str, str]:
-    """Return the name of each part of a program that is given in Python; arguments as for `build`.
+    """Return the name ("": no name) of each part of a program that is given in Python; arguments as for `build`.
 
-    A plain GPT, and an objective made from `config.post`, are omitted: the settings determine them.
+    Models of the classes GPT and ScannedGPT, and an objective made from `config.post`, are omitted: the settings determine
+    them.
     """
     given = {}
     if model is not None and type(model) not in (GPT, ScannedGPT):

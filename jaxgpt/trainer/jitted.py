@@ -23,8 +23,8 @@ class Jitted(NamedTuple):
     Attributes:
         step: `(state, batch, hyperparameters, frozen) -> (state, metrics)`; the state is donated.
         several_steps: the same for the batches of `Several`; metrics are `[K, ...]`.
-        eval: `(params, batch, frozen) -> RowSums`, without the penalty and without sums of further axes.
-        unstack: from a state with stacked layers to the state of a checkpoint.
+        eval: `(params, batch, frozen) -> RowSums`, without the penalty, and with only those other sums that are `[B]`.
+        unstack: `(state) -> state`, from stacked layers to the unstacked layers of a checkpoint.
     """
 
     step: jax.stages.Wrapped
@@ -38,7 +38,7 @@ class Jitted(NamedTuple):
 
 
 def jit_functions(step: RunStep) -> Jitted:
-    """Jit the pure step of a run, and the functions with its objective and its shardings."""
+    """Jit the pure step of a run, the evaluation with its objective, and the unstacking of its state."""
 
     def train(state: TrainState, batch: Any, hyperparameters: Hyperparameters, frozen: Any) -> Any:
         return step(state, batch, hyperparameters, frozen)
@@ -48,7 +48,7 @@ def jit_functions(step: RunStep) -> Jitted:
 
     def evaluate(params: Any, batch: Any, frozen: Any) -> Any:
         sums = step.objective(params, batch, None, frozen)
-        # Arrays of each row, such as the loads of experts, are metrics of training only.
+        # Sums `[B, ...]` with further axes, such as the loads of experts, are metrics of training only.
         values = {name: each for name, each in sums.others.items() if each.ndim == 1}
         return sums._replace(penalty_B=None, others=values)
 

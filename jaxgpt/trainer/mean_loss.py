@@ -19,12 +19,12 @@ class Evaluation(NamedTuple):
         loss: mean loss, nats per token.
         stderr: standard error of the loss over windows; NaN for a single window.
         windows: number of windows.
-        tokens: number of predicted tokens, each counted once.
+        tokens: number of predicted tokens, each counted once, or sum of their weights, rounded.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         sums: summed loss of each window in nats, float64 `[windows]`.
         counts: number of predicted tokens of each window, or sum of their weights, float64 `[windows]`.
         seconds: wall time of the evaluation.
-        others: further sums of the objective, divided by the number of tokens.
+        others: further sums of the objective, divided by the sum of `counts`.
         rows: the evaluated windows; None: unknown.
     """
 
@@ -64,8 +64,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     """Compute the mean loss over all tokens, and its standard error.
 
     `stderr = std(sums - loss * counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
-    `sums` and `counts` are the summed loss and the number of tokens of each window, and `shared` the indices of the windows
-    for `ranking`.
+    `sums`, `counts` and the results are as in `Evaluation`; `shared` has the indices of the windows for `ranking`.
 
     Raises:
         UserError: if no token of the shared windows is counted.

@@ -21,8 +21,8 @@ from jaxgpt.strict_json import parse_json
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.info import Info
 
-# Names of metrics that the training loop adds. The sums of an objective must have different names, with and without `val_`, the
-# prefix of the metrics of an evaluation.
+# Names of entries that the training loop adds to a line. The sums of an objective must have different names, even after an
+# evaluation adds the prefix `val_` to them.
 HOST_METRICS = """
     step lr load_entropy largest_share tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
     val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended stderr windows seconds data
@@ -62,7 +62,7 @@ class MetricsFile:
         self.write(step=step, ended=ended)
 
     def reopen(self) -> None:
-        """Continue in a new file at the same path, after the directory of the run was renamed or deleted."""
+        """Continue in a new file at the same path, after the directory of the run was renamed or deleted, and created again."""
         self._file.close()
         self._file = self._path.open("a", encoding="utf-8")
 

@@ -109,7 +109,7 @@ class Monitor(Listener):
         return json.dumps(self._own_status())
 
     def check(self) -> None:
-        """Report a stuck run once, in process 0; end the process if a signal requests a stop."""
+        """Report a stuck run once, in process 0; end the process if the run does not react to a request to stop."""
         if self._is_stuck() and not self._is_reported and is_leader():
             self._is_reported = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
@@ -124,8 +124,9 @@ class Monitor(Listener):
     def _ignores_stop(self) -> bool:
         """Return whether a signal requests a stop, and the run has not reached its next step in time.
 
-        The limit is `Timeouts.stop`, or `Timeouts.step` before the first step; slow steps extend the limit. A second signal,
-        more than `signals.TWICE` seconds after the first, ends the wait if there was no progress since the first.
+        The limit is `Timeouts.stop`, or `Timeouts.step` until two steps have ended; slow steps extend the limit. A second
+        signal, more than `signals.TWICE` seconds after the first, ends the wait if there was no progress since the first.
+        During a stage, such as saving a checkpoint, there is no limit.
         """
         arrived = self.stop.arrived
         if arrived is None or self._in_stage:

@@ -64,7 +64,7 @@ def opened_run(
     """Create the run, or open the run to resume at the checkpoint `last`; process 0 locks it for all processes.
 
     Raises:
-        UserError: if a run cannot be created in `out`, is locked by another process, or cannot be resumed with these
+        UserError: if a run cannot be created in `start.out`, is locked by another process, or cannot be resumed with these
             settings and data; or if the file system cannot store checkpoints.
     """
     resumed = start.resumed
@@ -146,7 +146,7 @@ def _check_parts(run: Run, program: Program, last: Info, parts: RunParts) -> Non
 
 
 def _resume_notes(run: Run, old: Config, new: Config, last: Info | None, parts: RunParts) -> Iterator[str]:
-    """Yield the checkpoint that training continues from, and changes of sources, rankings and settings since."""
+    """Yield notes: the checkpoint that training continues from, and the sources, ranking and settings that have changed."""
     steps = new.train.steps
     if last is None:
         yield f"{run.path} has no checkpoint yet: starting again from step 0/{steps}"

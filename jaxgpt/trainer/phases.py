@@ -46,7 +46,7 @@ def with_mixtures(config: Config, last: Info | None) -> Config:
 
 
 def _begun(data: DataConfig, tokens: int) -> list[Phase]:
-    """Return the mixtures of a schedule that begin before `tokens`, and always the first."""
+    """Return the mixtures of a schedule that begin before `tokens`, including the first even if `tokens` is 0."""
     return [phase for phase in data.phases if not phase.tokens or phase.tokens < tokens]
 
 

@@ -41,7 +41,7 @@ from jaxgpt.trainer.step_batches import StepBatches
 
 @dataclass(eq=False)
 class Program:
-    """The functions of a run on a mesh; `build` makes one. No method changes its fields.
+    """The functions of a run on a mesh, made by `build`. No method changes the fields of a program.
 
     `frozen` and optimizer hyperparameters are arguments of the compiled functions: new values need no compilation, and no
     array becomes a constant of a program. Functions are compiled at their first call.
@@ -110,7 +110,7 @@ class Program:
         return self._batches.put_for_call(batches)
 
     def batch(self, steps: int = 1, spec: Any = None) -> Any:
-        """Return an abstract, padded batch of a step; for K > 1 steps, `Several` with leaves `[K, rows, ...]`.
+        """Return an abstract, padded batch of a step; for K = `steps` > 1, `Several` with leaves `[K, rows, ...]`.
 
         Args:
             steps: number of batches.
@@ -138,7 +138,8 @@ class Program:
     def init_donating(self, params: Any) -> TrainState:
         """Make the initial state with the arrays of `params`, which have unstacked layers.
 
-        The arrays are not copied: stacking them, or the first step, deletes them.
+        Arrays on the devices with their final sharding are not copied. Do not use `params` afterwards: stacking the arrays,
+        or the first step, deletes them.
         """
         return self._with_params(put_stacked(self.config, params, self.abstract.state.params, donate=True))
 
@@ -180,12 +181,12 @@ class Program:
         """Take one optimizer step on the result of `put`, or a step on each batch of `put_batches`.
 
         The given state is donated. Returns the next state, the metrics of `train_step` and, without a custom optimizer, `lr`.
-        For several steps, metrics are `[K, ...]`, and zero beyond the last step.
+        For `put_batches` with K = `train.steps_per_call` > 1, metrics are `[K, ...]`, and zero beyond the last step.
         """
         return self._run(self.jitted.step_for(batch), state, batch, self.hyperparameters, self.frozen)
 
     def eval(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Compute the summed loss and the number of tokens of each row, for `params` or an EMA."""
+        """Compute the summed loss and the count of each row, as in `RowSums`, for `params` or an EMA."""
         sums = self.sums(params, batch)
         return sums.loss_B, sums.count_B
 

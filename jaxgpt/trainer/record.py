@@ -109,7 +109,10 @@ class Recorder:
             self._write_ended()
 
     def _write_ended(self) -> None:
-        """Check and write the metrics of the steps that have ended. If the listener raises, the next call continues."""
+        """Check the metrics of the ended steps; write those of every `train.log_every` steps and of the last step.
+
+        If the listener raises an error, the next call continues after the last step that was checked.
+        """
         train = self.config.train
         while self._ended:
             step, values, speed = self._ended[0]
@@ -129,7 +132,11 @@ class Recorder:
             self.listener.progress(line | speed.estimates)
 
     def _checked(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics of a step for the file, as numbers; report a skipped update, and raise `Diverged`."""
+        """Return the metrics of a step for the file, as numbers; report a skipped update.
+
+        Raises:
+            Diverged: as in `check_step`.
+        """
         metrics = numbers({name: value for name, value in values.items() if name != "grad_squares"})
         skipped = int(metrics.pop("skipped_in_a_row", 0))
         if skipped:

@@ -20,7 +20,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
     """Check that a run can be resumed with changed settings, and has steps left if `train.steps` changes.
 
     Raises:
-        UserError: if a setting that a resumed run must keep has changed, or no steps are left.
+        UserError: if a setting that a resumed run must keep has changed, or the changed `train.steps` leaves no steps.
     """
     for name, (was, now) in changes(old, new).items():
         if not _may_change(name, old, new):
@@ -36,7 +36,7 @@ def _may_change(name: str, old: Config, new: Config) -> bool:
             return True
         case "data.path" | "data.mix":
             return _may_continue(old.data, new.data)
-        case "optim.ema_decay":  # a state with an EMA keeps it; a state without an EMA cannot start one
+        case "optim.ema_decay":  # a run can neither start nor end an EMA, but can change its decay
             return bool(old.optim.ema_decay and new.optim.ema_decay)
         case "train.batch_size" | "train.steps_per_call":  # these determine the number of answers in a rollout
             return not old.post.is_rollout

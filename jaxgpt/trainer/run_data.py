@@ -33,11 +33,10 @@ def check_data(start: Start, config: Config, last: Info | None) -> None:
 def read_data(
     start: Start, config: Config, tokenizer: Tokenizer | None, last: Info | None, progress: Progress
 ) -> tuple[Config, Data]:
-    """Open the data of a run after the checkpoint `last`; return the settings with the paths found, and the data.
+    """Open the data of a run after the checkpoint `last`; return the settings, with the new paths of moved data, and the data.
 
     Raises:
-        UserError: if the data cannot be read, a source of a mixture has changed since the checkpoint, or the data of the
-            processes differ.
+        UserError: if the data cannot be read or have changed since the checkpoint, or the data of the processes differ.
     """
 
     def facts(opened: tuple[Config, Data]) -> Mapping[str, object]:
@@ -73,9 +72,12 @@ def _changed_data(run: Run, change: str) -> UserError:
 
 
 def with_data_facts(config: Config, data: Data, last: Info | None = None) -> Config:
-    """Check the data; set the vocabulary size and, with `train.epochs`, the total number of steps.
+    """Check the data; set a vocabulary size of 0 and, with `train.epochs`, the total number of steps.
 
     The steps after the checkpoint `last` use the remaining windows of the epochs.
+
+    Raises:
+        UserError: if the data do not fit the settings, or `train.epochs` leaves no steps for an unfinished run.
     """
     config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
     train = config.train

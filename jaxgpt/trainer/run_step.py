@@ -81,7 +81,7 @@ class RunStep:
         )
 
     def _can_sum_by_device(self) -> bool:
-        """Return whether the mesh has several CPU devices with replicated weights, and the model no dropout."""
+        """Return whether the mesh has several CPU devices, all along data, replicated weights, and a model without dropout."""
         mesh = self.mesh
         is_on_cpus = not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
         if not is_on_cpus or self.config.model.dropout:

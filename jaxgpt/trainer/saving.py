@@ -39,7 +39,7 @@ class RunRequest(IntEnum):
 
 
 class Checkpoints:
-    """Write the checkpoints of a run, once the metrics of all its steps have been checked.
+    """Writes the checkpoints of a run, each after the metrics of all steps so far have been checked.
 
     Args:
         record: recorder of the run; its listener receives the stages and notes.
@@ -88,7 +88,7 @@ class Checkpoints:
     def save(self, state: Any, ranking: float | None = None, *, temporary: bool = False) -> None:
         """Check the metrics of all steps so far, then write a checkpoint in the background.
 
-        If the step already has a checkpoint, only add the ranking to the checkpoint.
+        If the step already has a checkpoint, only add the ranking, if any, to the checkpoint.
         """
         record = self.record
         record.read()
@@ -191,7 +191,7 @@ class Checkpoints:
         return is_out_of_patience(self.best.since, self.record.config.train)
 
     def is_stopped(self) -> bool:
-        """Return whether the run ends before its last step and evaluation, unless ended by `train.patience`."""
+        """Return whether the run ends before its last step and evaluation; False after early stopping (`train.patience`)."""
         return self.evaluated != self.record.config.train.steps and not self.is_out_of_patience()
 
     def ask(self, stop: bool) -> RunRequest:

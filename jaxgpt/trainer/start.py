@@ -89,8 +89,8 @@ def check_directory(start: Start) -> None:
     """Check the directory of the run before data and weights are read.
 
     Raises:
-        UserError: if `out` holds a run (unless `overwrite`) or the initial weights, or the run to resume is locked or has no
-            optimizer state.
+        UserError: if `out` holds a run (unless `overwrite`), parts of a run, or the initial or frozen weights; or if the run
+            to resume is incomplete or locked, or has no optimizer state.
     """
     run = start.resumed
     if run:
@@ -112,7 +112,7 @@ def _check_resumable(run: Run) -> None:
 
 
 def _check_out(start: Start) -> None:
-    """Check that a new run can be created, and that creating it does not delete its initial weights."""
+    """Check that a new run can be created, and that creating it does not delete its initial or frozen weights."""
     if not start.out:
         return  # a new directory
     out = Path(start.out)

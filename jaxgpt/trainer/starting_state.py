@@ -51,12 +51,12 @@ def restarted_state(program: Program, checkpoint: Path) -> TrainState:
         stored = stored._replace(ema=None)
         like = like._replace(ema=None)
 
-    # Only the counts of the schedules are new arrays: the restored arrays are used without a copy.
+    # Only the step and the counts of the schedules are new arrays: the other restored arrays are used without a copy.
     state = store.restore(checkpoint.parent, int(checkpoint.name), stored)
     state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
     state = put_stacked(program.config, state, like, donate=True)
 
-    # The parts that the run needs, but the checkpoint lacks.
+    # Add the EMA that the checkpoint lacks, and new statistics of updates, if the run needs them.
     if abstract.state.ema is not None and state.ema is None:
         average = copy_params(mesh, state.params, like.params)
         state = state._replace(ema=average)

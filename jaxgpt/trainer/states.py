@@ -81,13 +81,13 @@ def fresh(
 
 
 def abstract(config: Config, mesh: Mesh, rules: Rules, shapes: Fresh, frozen: Any) -> Abstract:
-    """Return the shapes, dtypes and shardings of the arrays of a run. The mesh may have no devices.
+    """Return the shapes, dtypes and shardings of the arrays of a run.
 
     Args:
         config: settings of the run.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
         rules: the complete sharding table.
-        shapes: result of `fresh`, evaluated abstractly.
+        shapes: shapes of the result of `fresh`, from `jax.eval_shape`.
         frozen: shapes of the frozen arrays, sharded as by `shardings_like`.
     """
 

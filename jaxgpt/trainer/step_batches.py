@@ -58,7 +58,11 @@ class StepBatches:
         return put(self.mesh, batch, math.ceil(rows / ways) * ways)
 
     def put_for_call(self, batches: Sequence[Any]) -> Any:
-        """Put the batches of a call on the devices: `Several` if `train.steps_per_call` is above 1."""
+        """Put the batches of a call on the devices: `Several` if `train.steps_per_call` is above 1.
+
+        Raises:
+            UserError: if there are no batches, or more than `train.steps_per_call`.
+        """
         train = self.config.train
         most = train.steps_per_call
         if not 0 < len(batches) <= most:

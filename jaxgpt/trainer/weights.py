@@ -84,7 +84,8 @@ def open_weights(start: Start) -> InitialWeights:
     """Open the initial weights and the frozen arrays without reading weights onto devices, and read their tokenizer.
 
     Raises:
-        UserError: if the weights are missing or damaged, or the optimizer state needs the base of its adapters.
+        UserError: if weights are missing or damaged, frozen weights do not match the trained model, or the optimizer state
+            needs the base of its adapters.
     """
     config = start.config
     run = start.resumed
