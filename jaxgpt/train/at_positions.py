@@ -19,15 +19,15 @@ def at_positions(
     chunk: int = 0,
     longest: int = 0,
 ) -> Any:
-    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, at the positions that have targets.
+    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, optionally in chunks or only at answers.
 
     Args:
         function: a function of each position separately, such as the loss of the logits.
         x_BTD: hidden states.
         targets_BT: targets, negative if not counted.
         chunk: positions of each row to compute at a time (`chunked`); 0: all.
-        longest: maximum number of consecutive positions that contain all targets of a row. Other positions are not computed,
-            unless positions are sharded (`at_answers`). 0: all positions.
+        longest: maximum number of consecutive positions that contain all targets of a row. Only as many
+            positions are computed, and the other results are 0 (`at_answers`), unless positions are sharded. 0: all positions.
     """
 
     def at_all(x_BTD: jax.Array, targets_BT: jax.Array) -> Any:
@@ -46,9 +46,10 @@ def computes_only_answers(longest: int, T: int) -> bool:
 def at_answers(
     function: Callable[[jax.Array, jax.Array], Any], x_BTD: jax.Array, targets_BT: jax.Array, longest: int
 ) -> Any:
-    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A positions starting at the first target.
+    """Compute `function(x_BTD, targets_BT)`, a tree of arrays `[B, T]`, only at A consecutive positions with all targets.
 
-    A is `longest`. The results are 0 at all other positions.
+    A is `longest`. The positions start at the first target, or are the last A positions of the row if these include the first
+    target. The results are 0 at all other positions.
     """
     T = targets_BT.shape[1]
     first_B = jnp.minimum(jnp.argmax(targets_BT >= 0, -1), T - longest)

@@ -59,8 +59,8 @@ def next_token_loss(
         penalties: factors of the side outputs of blocks to minimize with the loss; {}: no penalties; None: ignore side
             outputs. Unless `penalties` is None, all side outputs except `WITHOUT_VALUE` become metrics, and the model needs
             the same methods as for chunks.
-        order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. The
-            sums of a row do not depend on the order.
+        order: order in which the model receives the tokens of a window, `[T]`, with their positions; None: unchanged. Without
+            dropout, the order changes the sums of a row only by rounding.
 
     Returns:
         An objective for batches of windows (see `split_windows`). It ignores `frozen`.

@@ -3,7 +3,8 @@
 Matrices of the same shape, up to transposition, are stacked and sharded over all devices. Source: Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/.
 
-Letters in names: M matrices of a stack, E width of the residual stream, O the other axis.
+Letters in names: M matrices of a stack, E width of the residual stream, O the other axis. Before a matrix is transposed to this
+order, its axes are I inputs and O outputs.
 """
 
 from __future__ import annotations

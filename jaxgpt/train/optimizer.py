@@ -18,10 +18,10 @@ from jaxgpt.train.schedule import Hyperparameters, hyperparameters_of, schedule
 
 
 def decay_mask(params: Any, model: Model) -> Any:
-    """Mark the weights that decay: matrices, tables and adapters, but not gains and biases."""
+    """Mark the weights that decay: matrices, embedding tables and adapters, but not gains and biases."""
 
     def decays(weight: Weight | None, leaf: Any) -> bool:
-        if weight is None:  # such as an adapter
+        if weight is None:  # a leaf outside the model's weights, such as an adapter
             return leaf.ndim > 1
         return weight.kind != "vector"
 

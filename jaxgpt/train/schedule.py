@@ -43,10 +43,13 @@ def hyperparameters_of(optim: OptimConfig) -> Hyperparameters:
 def schedule(config: Config, hyperparameters: Hyperparameters | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
-    Warm-up: `peak * (step + 1) / (warmup + 1)` before step `warmup`. Then, with p from 0 to 1 between `warmup` and
-    `decay_steps` (0: `train.steps`):
-    cosine: `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear: `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
-    `low` over `cooldown_steps` (0: a fifth of `decay_steps`) until `decay_steps`; constant: `peak`.
+    With `peak` = `learning_rate` and `low` = `min_lr`:
+
+    - Warm-up, before step `warmup` = `warmup_steps`: `peak * (step + 1) / (warmup + 1)`.
+    - Then, with p from 0 to 1 between `warmup` and `decay_steps` (0: `train.steps`), and p = 1 afterwards:
+      cosine: `low + (peak - low) * (1 + cos(pi * p)) / 2`; linear: `peak - (peak - low) * p`; wsd: `peak`, falling linearly to
+      `low` over `cooldown_steps` (0: a fifth of `decay_steps`; at most the steps after warm-up) until `decay_steps`; constant:
+      `peak`.
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.

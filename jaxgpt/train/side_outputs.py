@@ -17,7 +17,7 @@ WITHOUT_VALUE = ("router_bias",)
 
 
 def router_penalties(config: Config) -> dict[str, float]:
-    """Return the factors of the side outputs of routers that are minimized with the loss; {} without experts."""
+    """Return the factors above 0 of the side outputs of routers that are minimized with the loss; {} without experts."""
     if not config.model.n_experts:
         return {}
     o = config.optim

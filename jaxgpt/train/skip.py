@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-HORIZON = 50  # effective number of finite updates in the running means; the first 50 never count as spikes
+# Effective number of finite updates in the running means. The first `HORIZON` finite updates never count as spikes.
+HORIZON = 50
 
 
 class SkipStatistics(NamedTuple):

@@ -14,7 +14,7 @@ from jaxgpt.ops.random import named_key, subkey
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import SkipStatistics, init_statistics, should_apply
 
-# The metrics that a step adds to the means of the objective's sums, which must have other names.
+# The metrics that a step adds to the means of the objective's sums. The sums must have different names.
 STEP_METRICS = ("loss", "grad_norm", "grad_squares", "skipped", "skipped_in_a_row")
 
 
@@ -117,19 +117,19 @@ def gradient_sums(
 def gradients(
     params: Any, batch: Any, key: jax.Array | None, frozen: Any = (), *, objective: Objective, accumulation: int = 1
 ) -> tuple[dict[str, jax.Array], Any]:
-    """Compute the mean loss and the means of the objective's other sums as metrics, and the gradient of the mean loss."""
+    """Compute the means of the objective's loss and other sums as metrics, and the gradient of the mean loss plus penalty."""
     grads, sums = gradient_sums(params, batch, key, frozen, objective=objective, accumulation=accumulation)
     return mean_gradients(grads, sums)
 
 
 def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
-    """Divide the results of `gradient_sums` by the count: the means as metrics, and the gradient of the mean loss.
+    """Divide the results of `gradient_sums` by the count: means as metrics, and the gradient of the mean loss plus penalty.
 
     Sums are added over microbatches and devices, and divided once. Without dropout, the number of microbatches or devices
     therefore changes the result only by rounding.
 
     Raises:
-        ValueError: if a sum of the objective has the name of another metric.
+        ValueError: if a sum of the objective has the name of a metric in `STEP_METRICS`.
     """
     check_names(sums.others, STEP_METRICS)
     count = jnp.where(sums.counted == 0, 1, sums.counted)  # zero loss and gradients without targets
