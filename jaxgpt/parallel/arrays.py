@@ -28,7 +28,7 @@ def to_host(array: Any) -> np.ndarray:
 def put_array(array: Any, sharding: Sharding) -> jax.Array:
     """Put an array on devices; return it unchanged if it already has the sharding.
 
-    With several processes, each process must have the complete array or its shards of it.
+    With several processes, each process must have the complete array or, for a `jax.Array`, its shards of the array.
     """
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
@@ -40,7 +40,7 @@ def put_array(array: Any, sharding: Sharding) -> jax.Array:
 
 
 def stack_arrays(arrays: Sequence[Any], sharding: Sharding) -> jax.Array:
-    """Stack arrays of equal shapes and shardings along a new first axis."""
+    """Stack arrays of equal shapes and shardings along a new first axis; the result has the given sharding."""
     first = arrays[0]
     if not isinstance(first, jax.Array) or first.sharding.device_set != sharding.device_set:
         return put_array(np.stack([to_host(array) for array in arrays]), sharding)

@@ -1,9 +1,9 @@
 """Heartbeats between the processes of a run: report a silent process before JAX's coordination service aborts.
 
-Each process publishes its status in the key-value store of JAX's coordinator. Process 0 reads all statuses. A training
-process that publishes nothing new for `limit` seconds is paused, unreachable or dead. A process without a status, such as
-before the first step, is not judged: native code can hold Python's global interpreter lock for longer than the limit. Only
-JAX's own heartbeats continue meanwhile.
+Each process publishes its status in the key-value store of JAX's coordinator, and reads all statuses. Process 0 judges the
+others: a training process that publishes nothing new for `limit` seconds is paused, unreachable or dead. A process without a
+status, such as while it reads the data before training, is not judged: native code can hold Python's global interpreter lock
+for longer than the limit. Only JAX's own heartbeats continue meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxgpt.early_end import exit_now, with_advice
 from jaxgpt.errors import FAILED
 
-BEATS = 6  # heartbeats in the time limit
+BEATS = 6  # number of heartbeats per time limit
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
 OPTION = "--distributed.heartbeat-seconds"
 EXCHANGE = 2.0  # maximum seconds that `stop` waits for an exchange in progress
@@ -143,7 +143,10 @@ class Heartbeats:
         self._answered = now
 
     def judge(self) -> None:
-        """End this process if it was paused, if process 0 does not answer, or, in process 0, if a process is silent."""
+        """End this process if it was paused, if process 0 does not answer, or, in process 0, if a process is silent.
+
+        Without a status of this process, nothing is judged.
+        """
         now = self.clock()
         paused = now - self._judged
         self._judged = now
@@ -202,7 +205,7 @@ def set_status(status: Callable[[], str]) -> None:
 
 
 def statuses() -> dict[int, str]:
-    """Return the last status of each process, in process 0; {} in a run with a single process."""
+    """Return the last status that this process has read from each process; {} in a run with a single process."""
     if _heartbeats is None:
         return {}
     return {process: heard.status for process, heard in _heartbeats.heard.items()}

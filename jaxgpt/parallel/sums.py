@@ -44,7 +44,8 @@ def sums_by_device(
 ) -> tuple[Any, Sums]:
     """Compute `gradient_sums` of each device's rows, and all-reduce the results once: faster on CPU devices.
 
-    Dropout is not supported, because all devices would draw equal masks.
+    Raises:
+        ValueError: if `key` is given: all devices would draw equal dropout masks.
     """
     if key is not None:
         raise ValueError(
