@@ -92,7 +92,7 @@ class MoE(Module):
 def side_outputs(
     logits_BTE: jax.Array, bias_E: jax.Array | None, routing: Routing, is_token_BT: jax.Array
 ) -> dict[str, jax.Array]:
-    """Compute the side outputs of a layer with experts, for its objective and its metrics.
+    """Compute the side outputs of a layer with experts, for the objective and the metrics.
 
     - `balance_loss`, `[B, 1]`: 1 if the experts of a row have equal loads (`ops.experts.balance_loss`).
     - `router_z_loss`, `[B, T]`: the loss of every token; objectives count only tokens with targets.

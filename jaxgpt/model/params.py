@@ -135,7 +135,7 @@ def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, mode
 
 
 def map_matrices(function: Callable[[Any], Any], params: Any, model: Model) -> Any:
-    """Apply a function to all weights except vectors: matrices, and the tables of tokens and positions."""
+    """Apply a function to matrices and to the tables of tokens and positions; vectors and other leaves are unchanged."""
 
     def change(weight: Weight | None, w: Any) -> Any:
         if weight is None or weight.kind == "vector":
