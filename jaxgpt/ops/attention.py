@@ -40,7 +40,8 @@ class Visible:
         query: positions of the queries.
         key: positions of the keys; None: queries and keys are the same tokens, with positions from `row_positions`,
             `padded_positions` or `document_positions`. Each document is then a run of consecutive tokens, so a kernel
-            can mask by the order of the tokens in the row.
+            can mask by the order of the tokens in the row. Only attention functions made for a permuted order
+            (`train.loss.next_token_loss`) receive tokens in that order.
         window: maximum number of tokens that a query attends to, including itself; 0: no limit.
     """
 
