@@ -39,7 +39,7 @@ def _kernel_name(attend: AttendFn, kernels: Iterable[tuple[str, AttendFn]]) -> s
 class KeyExchange(NamedTuple):
     """The exchange of keys and values between the devices along context.
 
-    In a layer with a halo, a device receives only the keys before its tokens. In the other layers, it receives all keys.
+    In a layer with a halo, a device receives only the `halo` keys before its tokens. In the other layers, it receives all keys.
 
     Attributes:
         halo_layers: number of layers with a halo.
@@ -64,7 +64,7 @@ def key_exchange(config: Config, target: Target) -> KeyExchange:
     all_keys: Literal["gathered", "ring"] = "ring" if kernel == "ring" else "gathered"
     if halos.in_some_layers:
         return KeyExchange(halos.layers, halos.tokens, all_keys)
-    # No layer has a halo, or `train.attention` selects gathered or ring although all layers could have one.
+    # No layer has a halo, or `train.attention` selects gathered or ring although all layers could have a halo.
     return KeyExchange(halo_layers=0, halo=0, all_keys=all_keys)
 
 

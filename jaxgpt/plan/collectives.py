@@ -42,7 +42,10 @@ class Collective(NamedTuple):
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Join the collectives of one kind, group, axes and site, and sort by bytes sent; the joined bytes are the mean."""
+    """Join the collectives of equal kind, group, axes, site and network, and sort them by the bytes sent, largest first.
+
+    The bytes of joined collectives are their mean per execution.
+    """
     found: dict[tuple[object, ...], Collective] = {}
     for one in collectives:
         key = (one.kind, one.group, one.axes, one.site, one.between_slices)

@@ -53,7 +53,7 @@ def compile_program(
         topology: the hardware.
 
     Raises:
-        UserError: if compilation fails for a reason other than exhausted memory.
+        UserError: if compilation fails, unless the compiler's message has the bytes of the exhausted memory.
     """
     try:
         with _no_compilation_cache():
@@ -117,7 +117,11 @@ def _out_of_memory(text: str, arguments: dict[str, float], flops: StepFlops) -> 
 
 
 def _parse_exhausted(text: str) -> tuple[float, float]:
-    """Return the needed and the available bytes in the compiler's out-of-memory message."""
+    """Return the needed and the available bytes in the compiler's out-of-memory message.
+
+    Raises:
+        UserError: if the message does not contain these bytes.
+    """
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
         found = re.search(form, text)

@@ -1,4 +1,4 @@
-"""Compile a decoding step for hardware you do not have, and read its cost."""
+"""Compile a decoding step for absent hardware, and read its cost."""
 
 from __future__ import annotations
 

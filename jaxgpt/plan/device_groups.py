@@ -17,6 +17,9 @@ def group_of(line: str, devices: int) -> list[int]:
     Notations are `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]` with an optional transposition `T(1,0)`;
     `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, all devices of
     the pairs.
+
+    Raises:
+        ValueError: if the line has none of these notations.
     """
     pairs = _PAIRS.search(line)
     if pairs:

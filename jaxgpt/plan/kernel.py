@@ -50,7 +50,7 @@ class KernelShape:
     def __call__(
         self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None = None
     ) -> Array:
-        """Compute the shape of `ops.attention.attend`."""
+        """Trace a kernel with the result shape of `ops.attention.attend`; with an edit or a cache, call `attend` instead."""
         if edit or visible.key:
             return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
         head_width = self.head_multiple * math.ceil(q_BTNH.shape[-1] / self.head_multiple)

@@ -41,7 +41,7 @@ def mesh_flags(mesh: MeshConfig) -> str:
 def meshes(
     config: Config, topology: Topology, work: Work = NEXT_TOKEN, progress: Progress = NO_PROGRESS
 ) -> list[MeshChoice]:
-    """Estimate a step on every sensible mesh of a topology, sorted by time without overlap, the meshes that fit first.
+    """Estimate a step on every sensible mesh of a topology: first the meshes that fit, each group by time without overlap.
 
     A sensible mesh uses all devices and divides the widths of the model. Each shard of the rows has at least one row. If
     windows are sharded, each shard has at least `LEAST_POSITIONS` positions.

@@ -1,4 +1,4 @@
-"""Compile the train step for hardware you do not have, and read its cost."""
+"""Compile the train step for absent hardware, and read its cost."""
 
 from __future__ import annotations
 
