@@ -186,7 +186,9 @@ class GPT(Module):
             TypeError: if the model is called outside `apply` and `init`.
         """
         if self.scope is None:
-            raise TypeError('GPT has no weights: use model.apply({"params": params}, tokens), with init_params(model)')
+            raise TypeError(
+                'GPT has no weights: use model.apply({"params": params}, tokens), with params = init_params(model)'
+            )
         x_BTD, _ = self.hidden_and_sides(tokens_BT, key, positions)
         return self.head(x_BTD)
 

@@ -169,7 +169,7 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
 
-    # A random A and a zero B: the product is 0 at first.
+    # Make a random A and a zero B: their product is 0 at first.
     *stack, fan_in, _ = next(iter(shapes.values()))
     bound = 1 / math.sqrt(fan_in)
     a_shape = (*stack, fan_in, rank)

@@ -112,7 +112,7 @@ def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     if isinstance(model, ModelConfig) and not model.vocab_size:
         model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the vocabulary size
-    if name.startswith(f"{STACKED}/"):  # all blocks have the same weights
+    if name.startswith(f"{STACKED}/"):  # all blocks have weights of the same shapes and axes
         name = f"{layer_name(0)}/{name.removeprefix(f'{STACKED}/')}"
     return weights(model).get(name)
 

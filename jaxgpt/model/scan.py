@@ -1,7 +1,7 @@
 """Stacked layers: a GPT that scans over layers, and conversion between the two layouts of weights.
 
-Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
-layer axis in each leaf.
+Checkpoints, exports and decoding use the unstacked layout, `h_0`, `h_1`, .... The stacked layout has a single `h`, with a
+leading layer axis in each leaf.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class YarnScaling(NamedTuple):
 
     Attributes:
         factor: multiplier of long wavelengths; 1 disables scaling.
-        slow: number of turns; wavelengths with fewer turns are multiplied by `factor` (beta_slow; alpha in the paper).
+        slow: number of turns within the original context; wavelengths with fewer turns are multiplied by `factor` (beta_slow;
+            alpha in the paper).
         fast: number of turns; wavelengths with more turns are unchanged (beta_fast; beta in the paper).
         original_context: the context length before scaling, in tokens.
         attention: factor of cosine and sine, so that scores are multiplied by its square; 0: `1 + 0.1 ln(factor)`.

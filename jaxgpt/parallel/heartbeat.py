@@ -1,9 +1,9 @@
 """Heartbeats between the processes of a run: report a silent process before JAX's coordination service aborts.
 
 Each process publishes its status in the key-value store of JAX's coordinator, and reads all statuses. Process 0 judges the
-others: a training process that publishes nothing new for `limit` seconds is paused, unreachable or dead. A process without a
-status, such as while it reads the data before training, is not judged: native code can hold Python's global interpreter lock
-for longer than the limit. Only JAX's own heartbeats continue meanwhile.
+other processes: a training process that publishes nothing new for `limit` seconds is paused, unreachable or dead. A process
+without a status, such as while it reads the data before training, is not judged: native code can hold Python's global
+interpreter lock for longer than the limit. During this time, only JAX's own heartbeats continue.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Heartbeats:
             self._publish()
 
     def exchange(self) -> None:
-        """Publish the status of this process, read all statuses, and end this process if process 0 has reported a silence."""
+        """Publish the status of this process, read all statuses, and end this process if process 0 reports a silent process."""
         self._publish()
         self._read()
         for verdict in self.board.get(VERDICT).values():
@@ -168,7 +168,7 @@ class Heartbeats:
         self._end(verdict)
 
     def _silent(self, now: float) -> list[int]:
-        """Return the processes without a heartbeat: process 0 judges the others, and the others judge process 0."""
+        """Return the processes without a heartbeat: process 0 judges the other processes, which in turn judge process 0."""
         if self.index == 0:
             training = [process for process, heard in self.heard.items() if process != 0 and heard.status]
             return [process for process in training if now - self.heard[process].at > self.limit]

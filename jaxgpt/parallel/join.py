@@ -35,7 +35,7 @@ def joined(config: DistributedConfig, is_reported: Callable[[Exception], bool] =
     """Join the processes of the config or of a scheduler, if there are several, before JAX first uses a device.
 
     A process that fails exits without waiting for the other processes. The remaining processes exit immediately if
-    they wait for the failed process or process 0 failed; otherwise `Heartbeats` end them after `heartbeat_seconds`.
+    they wait for the failed process, or if process 0 failed; otherwise `Heartbeats` end them after `heartbeat_seconds`.
 
     Args:
         config: number, index and coordinator of the processes, and time limits.
@@ -109,7 +109,7 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read mpirun's first.
+    # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read the variables of mpirun first.
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)

@@ -135,7 +135,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec
                 f"mesh, or None for an unsharded axis"
             )
 
-    # The mesh axes of each array axis; () becomes None in the PartitionSpec.
+    # Look up the mesh axes of each array axis; () becomes None in the PartitionSpec.
     mesh_axes = [rules[name] if name else () for name in names]
     used = [axis for axes in mesh_axes for axis in axes]
     if len(used) != len(set(used)):
@@ -188,11 +188,11 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
     - A leaf in a box (`nn.Partitioned`) is sharded by the logical axes of the box.
     - A leaf with the shape of a parameter and a path that ends with its path in `boxed` is sharded like the parameter.
     - Any other leaf with at least `SMALL` elements is sharded along an axis that the mesh divides, if any (`spec_of_shape`).
-    - All others, such as counters and small vectors, are replicated.
+    - All other leaves, such as counters and small vectors, are replicated.
     """
     table = rules_for(model, mesh, rules)
 
-    # The sharding of each parameter, by its path and shape.
+    # Map the path and shape of each parameter to its sharding.
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
     places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
     of_parameters = {}

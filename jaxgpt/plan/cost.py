@@ -31,7 +31,7 @@ class StepCost:
     available: float  # bytes of device memory; on a TPU, bytes available to a program
     model_flops: float  # model FLOPs that this device computes, without recomputation
     hbm_bytes: float  # bytes read from and written to memory
-    collectives: tuple[Collective, ...] = ()  # one for each kind, group, axes and site (`merged`)
+    collectives: tuple[Collective, ...] = ()  # one entry for each kind, group, axes and site (`merged`)
     computed_flops: float = 0.0  # FLOPs of all products and kernels, found by tracing; 0: unknown
     recomputed_flops: float = 0.0  # the part of computed_flops that rematerialization adds
     # Lower bounds for any program of this step: FLOPs of compute, and bytes of the other resources.
@@ -112,7 +112,7 @@ class StepCost:
 
 
 def rates_of(chip: Chip) -> dict[Resource, float]:
-    """Return the peak rate of each resource of a chip: FLOP/s of `compute`, bytes/s of the others."""
+    """Return the peak rate of each resource of a chip: FLOP/s of `compute`, bytes/s of the other resources."""
     return {"compute": chip.flops, "memory": chip.hbm_bandwidth, "links": chip.link, "network": chip.network}
 
 

@@ -24,7 +24,7 @@ class GradientElements(NamedTuple):
     """The elements of the gradients' shards on a device.
 
     Attributes:
-        summed: elements by the axes over which they are summed.
+        summed: numbers of elements, keyed by the axes over which the elements are summed.
         scattered: elements of the shards that are scattered along fsdp.
     """
 

@@ -47,7 +47,7 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     sampler = Sampler(GPT(model, program.ops))
     B = program.microbatches.rows
 
-    # The shapes of the decoding step's arguments: weights in the compute dtype (`for_decoding`), and the state.
+    # Make the shapes of the decoding step's arguments: weights in the compute dtype (`for_decoding`), and the state.
     dtype = config.train.compute_dtype
     weights = program.abstract.weights
     params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)

@@ -34,7 +34,7 @@ def _flops(eqn: JaxprEqn) -> float:
     if name == "cond":
         return _branch_flops(eqn)
 
-    # Calls and loops.
+    # A call counts its body once, and a scan counts its body once per iteration.
     times = eqn.params["length"] if name == "scan" else 1
     return times * math.fsum(count_flops(body) for body in jaxprs_in_params(eqn.params))
 

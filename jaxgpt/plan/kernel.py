@@ -36,8 +36,9 @@ KERNEL.def_abstract_eval(_shapes)
 class KernelShape:
     """An attention function that is traced as a fused kernel (Dao et al. 2022), and cannot run.
 
-    For the backward pass, a kernel saves q, k, v, its output and a sum for each row. The forward pass has two products over the
-    visible pairs of query and key. The backward pass has five, because it computes the scores again.
+    For the backward pass, a kernel saves q, k, v, its output and a sum for each row (the logsumexp of its scores). The forward
+    pass has two products over the visible pairs of query and key. The backward pass has five products, because it computes the
+    scores again.
 
     Attributes:
         head_multiple: the stored vector of a head is padded to a multiple of this width.

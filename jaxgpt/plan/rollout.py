@@ -38,7 +38,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
     memory = {kind: size for kind, size in weights.train_state.items() if kind != "batch"}
     memory["weights for decoding"] = weights.copied
 
-    # The answers of a device, with padding if the mesh does not divide their number.
+    # Count the answers of a device, with padding if the mesh does not divide their number.
     ways = row_shards(sizes_of(config.mesh))
     rows = math.ceil(answers.rows / ways)
     slot_bytes = _slot_bytes(config)

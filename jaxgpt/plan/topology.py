@@ -79,7 +79,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     Raises:
         UserError: if syntax, chip, slice or `slices` is invalid, a GPU grid exceeds a machine, or a TPU grid has partial hosts.
     """
-    # The chip.
+    # Parse the chip.
     place, _, numbers = text.partition(",")
     name, _, grid = _of_cloud(place).partition(":")
     if name not in (*CHIPS, "custom"):
@@ -91,7 +91,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
             f"topology {short_repr(text)} needs peak, hbm and bandwidth, as in custom:8,peak=312T,hbm=80G,bandwidth=2039G"
         )
 
-    # The grid and the slices.
+    # Parse the grid, and check the slices.
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
         raise UserError(f"topology {short_repr(text)} has no valid grid; expected {_FORM}")
     if slices < 1:

@@ -29,12 +29,12 @@ class Answers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The objective and rows of a step; by default, the next token of windows.
+    """The objective and rows of a step; by default, the next-token loss of windows.
 
     Plans are cached by the value of these fields, or by the identity of functions.
 
     Attributes:
-        objective_of: function from the model and `teacher` to the objective; None: the next token.
+        objective_of: function from the model and `teacher` to the objective; None: the next-token loss.
         rows: function that returns a batch with zero rows, for its shapes and dtypes (`parallel.rows.row_spec`); None: windows.
         windows: number of windows in a row.
         reference: whether the objective reads a frozen copy of the model's weights.

@@ -174,7 +174,7 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Compute the log probability of each id, in nats: `[B, T]`, in the dtype of the logits."""
-    # A lookup would need the logits of the whole vocabulary on each device; a comparison works on any shard of it.
+    # A lookup would need the logits of the whole vocabulary on each device; a comparison works on any shard of the vocabulary.
     id_BTV = jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
     is_target_BTV = ids_BT[..., None] == id_BTV
     target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0.0).sum(-1)

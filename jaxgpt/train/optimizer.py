@@ -29,7 +29,7 @@ def decay_mask(params: Any, model: Model) -> Any:
 
 
 def muon_labels(params: Any, model: Model) -> Any:
-    """Label the matrices of the blocks `muon`, and all other weights `adam`."""
+    """Label the matrices of the blocks `muon`, and all other leaves `adam`."""
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
@@ -42,7 +42,7 @@ def make_optimizer(
     gradient `g`:
 
     - adamw: `w <- w - r * (m / (sqrt(v) + eps) + d * w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
-    - muon: `train/muon.py` for the matrices of the blocks (`muon_labels`), AdamW for all others (Jordan et al. 2024).
+    - muon: `train/muon.py` for the matrices of the blocks (`muon_labels`), AdamW for all other weights (Jordan et al. 2024).
     - lion: `w <- w - r * (sign(beta1 * m + (1 - beta1) * g) + d * w)`, `m <- beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
     - sgd: `m <- beta1 * m + g`, then `w <- w - r * (m + d * w)` (Sutskever et al. 2013).
     - adafactor: `w <- w - r * (max(rms(w), 1e-3) * u / max(rms(u), 1) + d * w)`, `u = g / sqrt(v)`, `v` factored into row and
@@ -122,7 +122,7 @@ def _update_rule(config: Config, hyperparameters: Hyperparameters, model: Model)
 
 
 def router_labels(params: Any, model: Model) -> Any:
-    """Label the biases of routers `router bias`, and all other weights `rest`."""
+    """Label the biases of routers `router bias`, and all other leaves `rest`."""
     return map_weights(
         lambda weight, _: "router bias" if weight and weight.axes == ("router",) else "rest", params, model
     )

@@ -140,7 +140,7 @@ def mean_gradients(grads: Any, sums: Sums) -> tuple[dict[str, jax.Array], Any]:
 
 
 def check_names(sums: Iterable[str], taken: Iterable[str]) -> None:
-    """Raise `ValueError` if a sum of an objective has the name of another metric."""
+    """Raise `ValueError` if a sum of an objective has a name in `taken`, the names of other metrics."""
     found = set(sums) & set(taken)
     if found:
         raise ValueError(f"sums of an objective must not have the names of other metrics: {sorted(found)}")
@@ -176,13 +176,13 @@ def apply_gradients(
     squares = squared_norms(grads)
     metrics = {**metrics, "grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
 
-    # The optimizer's update.
+    # Compute the optimizer's update.
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=metrics["loss"])
     params = optax.apply_updates(state.params, updates)
     new = state._replace(params=params, opt_state=opt_state)
 
-    # The moving average of the parameters.
+    # Update the moving average of the parameters.
     if state.ema is not None:
         ema = jax.tree.map(lambda mean, x: ema_decay * mean + (1 - ema_decay) * x, state.ema, new.params)
         new = new._replace(ema=ema)

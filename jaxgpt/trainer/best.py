@@ -71,5 +71,5 @@ def evaluations_since_best(info: Info) -> int:
 
 
 def is_out_of_patience(since_best: int, train: TrainConfig) -> bool:
-    """Return whether `train.patience` or more evaluations have followed the best evaluation; False if it is 0."""
+    """Return whether `since_best` evaluations after the best evaluation end a run; False if `train.patience` is 0."""
     return 0 < train.patience <= since_best

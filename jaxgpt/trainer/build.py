@@ -76,7 +76,7 @@ def build(
             f"objective"
         )
 
-    # The mesh. Reject settings that do not fit the mesh.
+    # Make the mesh, and reject settings that do not fit the mesh.
     set_quick_flag()  # before JAX's first use of a device
     sizes, mesh_note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
@@ -84,7 +84,7 @@ def build(
     check_remat(config.train.remat, device)
     _check_parts(config, model, ops)
 
-    # Shapes and functions.
+    # Make the shapes and functions.
     program = make_program(
         config,
         mesh,
@@ -98,7 +98,7 @@ def build(
         ops=ops,
     )
 
-    # Advice for the user.
+    # Collect the advice for the user.
     kernel_note = ""
     if ops is None and model is None:
         kernel_note = choose_attention(config, device).note
@@ -132,12 +132,12 @@ def make_program(
     ops = ops or best(config, mesh)
     given = parts_of_build(config, model, objective, objective_of, optimizer)
 
-    # Shapes.
+    # Compute the shapes.
     make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
     shapes = jax.eval_shape(make, 0)
     arrays = abstract(config, mesh, rules, shapes, frozen_shapes(config, shapes, frozen, frozen_model))
 
-    # Functions.
+    # Make the functions.
     is_given = model is not None
     if model is None:
         cls = ScannedGPT if config.train.scan_layers else GPT

@@ -32,7 +32,7 @@ def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: 
     size = train.steps_per_call if whole else 1
     start = first
     while start < end:
-        # The call ends at the next multiple of an interval, if this is earlier.
+        # No call contains a multiple of an interval, except at its end.
         next_multiples = [(start // every + 1) * every for every in intervals]
         stop = min(start + size, end, *next_multiples)
         yield range(start, stop)

@@ -71,7 +71,7 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
     chosen = np.arange(len(starts)) if watch.final else shared  # indices of windows
     rows = Windows(split, starts[chosen], T)
 
-    # The batch size depends on the whole split, not on `chosen`, so that all evaluations of a run compile one shape.
+    # The batch size depends on the whole split, not on `chosen`, so that all evaluations of a run use one compiled program.
     ways = batch_ways(program.mesh)
     batch_size = config.train.eval_batch_size or program.microbatches.rows
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways

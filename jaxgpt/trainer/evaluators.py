@@ -82,7 +82,7 @@ class NamedRanking(Protocol):
 
 
 def run_evaluators(evaluators: Sequence[Evaluator], program: Program, params: Any, watch: Watch) -> list[Result] | None:
-    """Return the result of each evaluator, in their order; None if one was interrupted."""
+    """Return the result of each evaluator, in their order; None if an evaluation was interrupted."""
     results = []
     for evaluator in evaluators:
         result = evaluator(program, params, watch)

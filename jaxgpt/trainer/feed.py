@@ -102,7 +102,7 @@ def batches_of(
 def _waited(
     prepared: Iterator[tuple[range, Future[Any]]], wait: Callable[[Future[Any]], None]
 ) -> Iterator[tuple[range, Ready]]:
-    """Wait for the batches of each call before it is yielded."""
+    """Call `wait` with the batches of each call before yielding the call."""
     for steps, future in prepared:
         wait(future)
         yield steps, partial(_prepared, future)

@@ -17,7 +17,7 @@ from jaxgpt.model.scan import ScannedGPT
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.evaluators import Evaluator, NamedRanking
 
-OF_BUILD = ("model", "objective", "optimizer")  # arguments of `build`; others are fields of `Start`
+OF_BUILD = ("model", "objective", "optimizer")  # arguments of `build`; the other parts are fields of `Start`
 
 
 class RunParts(NamedTuple):

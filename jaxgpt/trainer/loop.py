@@ -56,18 +56,18 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
 
 def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
     """Run the training loop. Arguments, results and errors as for `train`."""
-    # The devices. Their settings must precede JAX's first use of a device.
+    # Choose the devices. Their settings must precede JAX's first use of a device.
     use_cores(start.config.mesh, process_count(), start.config.model)
     keep_memory(start.config)
 
-    # Settings, and the checkpoint to continue from.
+    # Read the settings, and the checkpoint to continue from.
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     resumed_from = newest_checkpoint(start, listener.note)
     first_step = resumed_from.step if resumed_from else 0
     config = with_mixtures(config, resumed_from)
     on_leader(lambda: check_data(start, config, resumed_from))
 
-    # Weights, data and program.
+    # Open the weights and the data, and build the program.
     weights = same_on_all(lambda: open_weights(start), InitialWeights.facts)
     config, data = read_data(start, config, weights.tokenizer, resumed_from, StageProgress(listener, "tokenizing"))
     config = with_data_facts(config, data, resumed_from)
@@ -77,7 +77,8 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
 
     opened = opened_run(start, program, data, resumed_from, parts, listener.note)
     with opened as run, guarded(run, program, listener) as monitor:
-        # State, while the step is compiled. A resumed run keeps its settings on disk until the step has been compiled.
+        # Prepare the state while the step is compiled. Until the step has been compiled, a resumed run keeps its earlier
+        # settings on disk.
         listeners = Listeners(monitor, listener)
         listeners.started(program, data, run, first_step)
         monitor.stage("preparing batches")
@@ -86,7 +87,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
             state = starting_state(program, run, resumed_from, weights)
         replace_settings(start, run, program, data)
 
-        # Metrics, checkpoints, evaluations and calls.
+        # Prepare metrics, checkpoints, evaluations and calls, then take the steps.
         saver = Saver(run.checkpoints, config.train, Tolerant(listeners).note)
         record = Recorder(program, MetricsFile(run.metrics, resumed_from), listeners, resumed_from)
         checkpoints = Checkpoints(record, saver, data, resumed_from, parts)

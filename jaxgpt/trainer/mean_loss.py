@@ -90,7 +90,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
 
 
 class LossDifference(NamedTuple):
-    """A difference of mean losses in nats per token, with its standard error; NaN for a single window."""
+    """A difference of mean losses in nats per token, with its standard error (NaN for a single window)."""
 
     mean: float
     stderr: float

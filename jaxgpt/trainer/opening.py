@@ -122,7 +122,7 @@ def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note
     else:
         delete_replaced(run.path)
 
-    # The settings and the checkpoint.
+    # Check the settings and the checkpoint.
     if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     old = last.config() if last else run.config()
@@ -130,7 +130,7 @@ def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note
     if last is not None:
         _check_parts(run, program, last, parts)
 
-    # What has changed.
+    # Report what has changed.
     for change in _resume_notes(run, old, program.config, last, parts):
         note(change)
 

@@ -203,7 +203,7 @@ class Program:
 
         Args:
             function: a pure function of arrays. Each result has the rows of the batch as its first axis. Compiled programs are
-                cached by function: define it once.
+                cached by function: define the function once.
             params: any tree of arrays on the devices, such as the `params` of a state, `frozen`, or `weights(params)`.
             batch: a batch as for `put`; its padding is removed from the results.
         """

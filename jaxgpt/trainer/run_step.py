@@ -56,7 +56,7 @@ class RunStep:
         config = self.config
         hyperparameters = hyperparameters or host_hyperparameters(config)
 
-        # Sums over rows; on CPUs with replicated weights, each device adds its own rows first.
+        # Sum over rows; on CPUs with replicated weights, each device adds its own rows first.
         key = dropout_key(state, config.train.seed if config.model.dropout else None)
         compute_sums = sums_by_device if self._can_sum_by_device() else gradient_sums
         grads, sums = compute_sums(
@@ -65,7 +65,7 @@ class RunStep:
         check_names(sums.others, HOST_METRICS)
         metrics, grads = mean_gradients(grads, sums)
 
-        # The learning rate of this update, at the optimizer's count, which skipped updates do not advance.
+        # Add the learning rate of this update, at the optimizer's count, which skipped updates do not advance.
         if self.optimizer is None:
             counted, *_ = schedule_states(state.opt_state)
             metrics |= {"lr": schedule(config, hyperparameters)(counted.count)}

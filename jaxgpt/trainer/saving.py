@@ -125,7 +125,7 @@ class Checkpoints:
         )
 
     def delete_replaced(self) -> None:
-        """Delete the old run that the run replaces, if any; the speed excludes the time."""
+        """Delete the old run that the run replaces, if any; the measured speed excludes the time of the deletion."""
         if not is_leader() or not (self._run.path / REPLACED).exists():
             return
         began = time.perf_counter()

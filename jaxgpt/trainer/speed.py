@@ -62,7 +62,7 @@ class Speed:
             self._first = done
             return CallSpeed({}, {})
 
-        # The speed of the calls in the last `WINDOW` seconds.
+        # Compute the speed of the calls in the last `WINDOW` seconds.
         while len(self._calls) > 2 and self._calls[1].at <= last.at - WINDOW:
             self._calls.popleft()
         first = self._calls[0]

@@ -120,7 +120,7 @@ def state_with_params(
     params: Any,
     like: TrainState,
 ) -> TrainState:
-    """Return the initial state with given parameters on the devices, in the layout of `like.params`. They are not copied."""
+    """Return the initial state with given parameters on the devices, in the layout of `like.params`, without a copy of them."""
 
     # The function does not return the parameters, because XLA would copy an argument that is returned.
     def without_params(params: Any) -> TrainState:

@@ -91,7 +91,7 @@ def open_weights(start: Start) -> InitialWeights:
     run = start.resumed
     is_first = run is None or not checkpoints(run.checkpoints)
 
-    # The optimizer state of an earlier run, with its weights.
+    # Find the optimizer state of an earlier run, with its weights.
     origin = None
     state = None
     if config.state_from and is_first:
@@ -107,7 +107,7 @@ def open_weights(start: Start) -> InitialWeights:
             initial = open_source(*parse_checkpoint(config.init_from))
             weights = weights._replace(initial=initial)
 
-    # The tokenizer of the resumed run, or of the run with the initial weights.
+    # Read the tokenizer of the resumed run, or of the run with the initial weights.
     tokenizer = None
     source = origin or _run_of_weights(start, weights)
     if run:
