@@ -17,7 +17,7 @@ from jaxgpt.data.chat.record_fields import (
     history_messages,
     with_input,
 )
-from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
+from jaxgpt.data.chat.records import ChatRecord, Pair, read_record, with_history
 from jaxgpt.errors import UserError, short_repr
 
 FIELDS = ("prompt", "question", "instruction", "query", *LIST_FIELDS)  # fields with the prompt
@@ -57,7 +57,9 @@ def read_prompt(record: Any) -> PromptRecord:
     prompt = messages_from_json(fields[name])
     if isinstance(prompt, str) and name not in LIST_FIELDS:
         chat = _chat_of_text(name, prompt, fields)
-    else:
+    elif isinstance(prompt, list) and name not in LIST_FIELDS:
+        chat = _chat_of_messages(with_history(prompt, fields), fields)
+    else:  # as in conversations, the list in such a field is complete, without the `history`
         chat = _chat_of_messages(prompt, fields)
     return PromptRecord(prompt, chat, fields)
 
@@ -85,7 +87,7 @@ def _chat_of_messages(messages: Any, fields: Mapping[str, Any]) -> ChatRecord:
 
 
 def _field(fields: Mapping[str, Any]) -> str:
-    """Return the name of the field with the prompt; "": no such field."""
+    """Return the name of the field with the prompt, the first of `FIELDS` that the record has; "": no such field."""
     for name in FIELDS:
         if fields.get(name) is not None:
             return name

@@ -67,6 +67,14 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
         {"prompt": "Hi", "completion": "Hello", "history": [["a", "b"]]},
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *TALK],
     ),
+    "a history after the system message of a prompt": (
+        {"prompt": [SYSTEM, USER], "completion": [ANSWER], "history": [["a", "b"]]},
+        [SYSTEM, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *TALK],
+    ),
+    "a system message is not added before a history": (
+        {"system": "Other", "prompt": [SYSTEM, USER], "completion": [ANSWER], "history": [["a", "b"]]},
+        [SYSTEM, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *TALK],
+    ),
     "prompt and response with an empty context": ({"prompt": "Hi", "response": "Hello", "context": ""}, TALK),
     "a call without arguments": ({"messages": [USER, CALLS | {"tool_calls": [{"name": "now"}]}]}, [USER, NOW]),
     "prompt and response": ({"prompt": "Hi", "response": "Hello"}, TALK),

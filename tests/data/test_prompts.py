@@ -85,6 +85,15 @@ def test_fields_of_a_request_belong_to_its_prompt_as_in_conversations() -> None:
     assert query.ids == form.prompt_ids([*earlier, USER])
 
 
+@pytest.mark.parametrize("name", ["prompt", "question"])
+def test_a_history_belongs_to_a_prompt_that_is_a_list_of_messages(name: str) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    earlier = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    chat = read_prompt({name: [system, USER], "history": [["Hi", "Hello"]], "system": "Other"}).chat
+    assert not isinstance(chat, str)
+    assert chat.messages == [system, *earlier, USER]
+
+
 def test_input_of_an_instruction_without_a_template() -> None:
     split = read({"instruction": "ab", "input": "c"}, tokenizer=CharTokenizer([*"abc\n"]))
     assert split.prompts[0].ids == [1, 2, 0, 3]

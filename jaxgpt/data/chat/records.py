@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 from jaxgpt.data.chat.files import RecordKind
 from jaxgpt.data.chat.labels import KTO_TAG, LABEL, LABEL_FIELDS, check_accepted, is_label_false
-from jaxgpt.data.chat.messages import EXAMPLE, LIST_FIELDS, messages_from_json, plain_message, read_messages
+from jaxgpt.data.chat.messages import (
+    EXAMPLE,
+    LIST_FIELDS,
+    begins_with,
+    messages_from_json,
+    plain_message,
+    read_messages,
+)
 from jaxgpt.data.chat.record_fields import (
     CONTEXT_FIELDS,
     HISTORY,
@@ -142,7 +149,7 @@ def _read_exchange(
     else:
         answered = read_messages(exchange.answer, answer)
 
-    messages = [*history_messages(fields), *asked, *answered]
+    messages = with_history([*asked, *answered], fields)
     check_media(fields, messages)
     conversation = ChatRecord(_with_system(messages, fields), tools)
 
@@ -152,6 +159,12 @@ def _read_exchange(
         if pair.chat == conversation:
             return pair
     return conversation
+
+
+def with_history(messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Insert the messages of a record's `history` before the first message, or after a system message at the beginning."""
+    begin = 1 if begins_with(messages, "system") else 0
+    return [*messages[:begin], *history_messages(fields), *messages[begin:]]
 
 
 def _with_system(messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> list[dict[str, Any]]:
