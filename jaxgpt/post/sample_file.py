@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jaxgpt.atomic import write_atomically
+from jaxgpt.checkpoint.index import checkpoints
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
 from jaxgpt.directories import SAMPLES
@@ -37,11 +38,15 @@ class SampleFile(Listener):
         self.path = run.path / SAMPLES
         if not is_leader() or not self.path.is_file():
             return
-        # A resumed run repeats the evaluations after its checkpoint. A killed run may leave an incomplete line.
+        # A resumed run repeats the evaluations after its checkpoint, and the evaluation of its checkpoint unless the checkpoint
+        # records the result. A killed run may leave an incomplete line.
+        last = checkpoints(run.checkpoints).get(step)
+        is_evaluated = last is not None and last.val_loss is not None
+        last_kept = step if is_evaluated else step - 1
         kept = b""
         for line in self.path.read_bytes().splitlines(keepends=True):
             values = parse_line(line)
-            if values is not None and values["step"] <= step:
+            if values is not None and values["step"] <= last_kept:
                 kept += line
         write_atomically(self.path, kept)
 

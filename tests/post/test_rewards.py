@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxgpt.checkpoint.info import Info, seal
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig, PostConfig
 from jaxgpt.data.prompts import Prompt
@@ -302,11 +303,28 @@ def test_truncated_answers() -> None:
     assert (batch["windows"][..., 1] >= 0).sum(-1).tolist() == [2, 3, 4]
 
 
+def write_checkpoint(run: Path, step: int, val_loss: float | None) -> None:
+    """Write the record of a checkpoint without weights."""
+    path = run / "checkpoints" / str(step)
+    path.mkdir(parents=True)
+    seal(path, Info(step, val_loss))
+
+
 def test_samples_of_a_killed_run_are_resumed(tmp_path: Path) -> None:
     """A kill may leave an incomplete line; evaluations after the checkpoint are repeated."""
     path = tmp_path / SAMPLES
     path.write_text('{"step": 2, "answer": "a"}\n{"step": 4, "answer": "b"}\n{"step": 4, "ans')
+    write_checkpoint(tmp_path, step=2, val_loss=1.0)
     SampleFile().started(None, None, Run(tmp_path), 2)  # type: ignore[arg-type]
+    assert path.read_text() == '{"step": 2, "answer": "a"}\n'
+
+
+def test_samples_of_an_evaluation_that_the_checkpoint_does_not_record_are_replaced(tmp_path: Path) -> None:
+    """A run killed between its evaluation and the record of the result repeats the evaluation when it is resumed."""
+    path = tmp_path / SAMPLES
+    path.write_text('{"step": 2, "answer": "a"}\n{"step": 4, "answer": "b"}\n')
+    write_checkpoint(tmp_path, step=4, val_loss=None)
+    SampleFile().started(None, None, Run(tmp_path), 4)  # type: ignore[arg-type]
     assert path.read_text() == '{"step": 2, "answer": "a"}\n'
 
 
