@@ -78,7 +78,8 @@ def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
 
     old_global = {"rope_theta": options.read("rope_theta", GLOBAL_THETA)}
     old_local = {"rope_theta": options.read("rope_local_base_freq", LOCAL_THETA)}
-    global_rope = merged_rope(options, old_global, new.get("full_attention", {}))
+    scaling = options.read("rope_scaling", {})
+    global_rope = merged_rope(options, old_global, scaling, new.get("full_attention", {}))
     local_rope = old_local | new.get("sliding_attention", {})
 
     local = rope_settings(options, local_rope, block_size)

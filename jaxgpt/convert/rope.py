@@ -20,14 +20,25 @@ def read_rope(options: Options, config: ModelConfig, theta: float = 10_000.0) ->
         theta: default of `rope_theta` in transformers.
     """
     old = {"rope_theta": options.read("rope_theta", theta)}
+    scaling = options.read("rope_scaling", {})
     new = options.read("rope_parameters", {})
-    rope = merged_rope(options, old, new)
+    rope = merged_rope(options, old, scaling, new)
+
+    # If a file has both, transformers ignores `rope_parameters`. The names of the kind have two spellings.
+    used = old | scaling
+    ignored = [name for name in new if name not in ("rope_type", "type") and used.get(name) != new[name]]
+    if scaling and ignored:
+        names = ", ".join(ignored)
+        raise options.refuse(
+            "rope_scaling",
+            scaling,
+            f"transformers then ignores {names} in rope_parameters; remove one of the two options",
+        )
     return rope_settings(options, rope, config.block_size)
 
 
-def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge RoPE options: `new` (`rope_parameters`) overrides `old`, and must agree with `rope_scaling`."""
-    scaling = options.read("rope_scaling", {})
+def merged_rope(options: Options, old: dict[str, Any], scaling: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Merge RoPE options: `new` (`rope_parameters`) overrides `old`, and must agree with `scaling` (`rope_scaling`)."""
     rope: dict[str, Any] = old | scaling | new
     if any(rope[name] != value for name, value in scaling.items()):
         raise options.refuse("rope_scaling", scaling, "it contradicts rope_parameters")

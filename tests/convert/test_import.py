@@ -277,6 +277,16 @@ BAD_FAMILIES = {
         {"rope_scaling": {"factor": 8.0}, "rope_parameters": {FULL: {"rope_type": "linear", "factor": 2.0}}},
         "rope_scaling .* contradicts rope_parameters",
     ),
+    "a base that transformers ignores": (
+        llama.LLAMA,
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling .* transformers then ignores rope_theta in rope_parameters",
+    ),
+    "a factor of attention that transformers ignores": (
+        llama.LLAMA,
+        {"rope_parameters": {"attention_factor": 2.0}, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        "rope_scaling .* transformers then ignores attention_factor",
+    ),
     "no bias": (neox.FAMILY, {"attention_bias": False}, "attention_bias False is not supported, only True"),
     "odd": (neox.FAMILY, {"rotary_pct": 0.1}, "rope_fraction 0.1 rotates 9 of the 96"),
     "two bases": (neox.FAMILY, {"rope_theta": 500}, "rope_theta 500 is not supported, only 10000.0"),
