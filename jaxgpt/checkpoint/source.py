@@ -47,6 +47,7 @@ class WeightSource(NamedTuple):
         run: the open run.
         config: settings of the run.
         step: step of the checkpoint.
+        part: part of the checkpoint that is read: the trained parameters, `params`, or their `ema`.
         base: source of the frozen weights if the run has adapters, otherwise None.
     """
 
@@ -54,6 +55,7 @@ class WeightSource(NamedTuple):
     run: Run
     config: Config
     step: int
+    part: str
     base: WeightSource | None
 
     @property
@@ -75,38 +77,37 @@ class WeightSource(NamedTuple):
         return (self.run.checkpoints / str(self.step)).is_dir()
 
     def read(self, place: Place) -> Any:
-        """Read the weights of the model: trained weights (or their EMA), or adapters merged with their base."""
+        """Read the weights of the model: the weights of `part`, or adapters merged with their base."""
         trained = self.read_trained(place)
         if self.base is None:
             return trained
         return merge_placed(self.read_base(place).params, trained, self.config.lora.alpha)
 
     def read_trained(self, place: Place) -> Any:
-        """Read the trained parameters or their EMA: weights, or adapters.
+        """Read the parameters of `part`: weights, or adapters.
 
         Raises:
             UserError: if the parameters belong to a different model class, cannot be read, or were deleted meanwhile.
         """
         like = place.like(self.config.model, self.config.lora)
-        part = trained_part(self.config)
         name = self.info.model
         if name and place.model is None:
             # Reject the weights even if their names and shapes match GPT: the forward pass may differ.
             trained = f"{self.path} was trained with the model {name}, given in Python"
-            difference = self._difference(like, part, GPT) or trained
+            difference = self._difference(like, GPT) or trained
             raise UserError(f"{difference}: pass load(path, model={name}); commands cannot read it")
         try:
-            return read_params(self.run.checkpoints, self.step, like, part)
+            return read_params(self.run.checkpoints, self.step, like, self.part)
         except UserError:
-            difference = self._difference(like, part, place.model or GPT)
+            difference = self._difference(like, place.model or GPT)
             if difference:
                 fix = "load it in Python with the class that it was trained with, load(path, model=YourGPT)"
                 raise UserError(f"{difference}: {fix}") from None
             raise
 
-    def _difference(self, like: Any, part: str, model: type[GPT]) -> str:
+    def _difference(self, like: Any, model: type[GPT]) -> str:
         """Describe the weights that only the checkpoint or only the model has, or return ""."""
-        stored = stored_weights(self.run.checkpoints, self.step, part)
+        stored = stored_weights(self.run.checkpoints, self.step, self.part)
         difference = name_difference(stored, like, model)
         return f"{self.path} {difference}" if difference else ""
 
@@ -123,8 +124,13 @@ class WeightSource(NamedTuple):
         return FrozenBase(params, checksum(params))
 
 
-def open_source(path: str | Path, checkpoint: str = "best") -> WeightSource:
+def open_source(path: str | Path, checkpoint: str = "best", part: str = "") -> WeightSource:
     """Open a checkpoint of a run and the bases of its adapters, and verify their files.
+
+    Args:
+        path: a run.
+        checkpoint: `best`, `last`, or a step.
+        part: as in `WeightSource`; "": the EMA if the run computes it.
 
     Raises:
         UserError: if the run, checkpoint or base is missing or damaged, the base has a different architecture, or a run is
@@ -132,9 +138,10 @@ def open_source(path: str | Path, checkpoint: str = "best") -> WeightSource:
     """
     run = open_run(as_path(path))
     config = run.config()
-    step = resolve_weights(run.checkpoints, checkpoint, trained_part(config))
+    part = part or trained_part(config)
+    step = resolve_weights(run.checkpoints, checkpoint, part)
     base = open_base(run, config) if config.lora.rank else None
-    return WeightSource(str(path), run, config, step, base)
+    return WeightSource(str(path), run, config, step, part, base)
 
 
 def read_source(path: str | Path, checkpoint: str, read: Callable[[WeightSource], T]) -> tuple[WeightSource, T]:

@@ -101,6 +101,15 @@ def reference_path(config: Config, run: Run | None = None) -> str:
     return str(found)
 
 
+def reference_part(config: Config) -> str:
+    """Return the part of the checkpoint at `reference_path` that is the reference, as for `open_source`.
+
+    Training with the optimizer state of a run (`state_from`) starts from its parameters, not from their EMA. Without
+    `post.reference`, the reference is equal to the initial weights.
+    """
+    return "params" if config.state_from and not config.post.reference else ""
+
+
 def open_reference(config: Config, run: Run) -> FrozenWeights | None:
     """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference.
 
@@ -114,5 +123,5 @@ def open_reference(config: Config, run: Run) -> FrozenWeights | None:
     if not path:
         return None
     is_next_to_base = bool(run.config().lora.rank) and config.post.is_distillation
-    source = open_source(*parse_checkpoint(path))
+    source = open_source(*parse_checkpoint(path), reference_part(config))
     return FrozenWeights(source, run, NEXT_TO_BASE if is_next_to_base else BASE)

@@ -11,7 +11,7 @@ from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
-from jaxgpt.post.frozen_reference import reference_path
+from jaxgpt.post.frozen_reference import reference_part, reference_path
 from jaxgpt.post.held_out_divergence import HeldOutDivergence
 from jaxgpt.post.held_out_reward import HeldOutReward
 from jaxgpt.post.objective import objective_of
@@ -22,6 +22,7 @@ from jaxgpt.post.rollouts import Rollouts
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.reward_words import is_own_code
 from jaxgpt.trainer.build import build
+from jaxgpt.trainer.frozen_sources import open_same_model
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
 
@@ -69,7 +70,7 @@ def with_objective(
         teacher = source.config.model
         start = start._replace(frozen=source)
     elif reference:
-        start = start._replace(frozen=reference)
+        start = start._replace(frozen=open_same_model(reference, config, reference_part(config)))
 
     # Program, batches and evaluation; by default, batches of the data and their loss.
     if config.computes_reference_once:

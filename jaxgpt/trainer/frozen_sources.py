@@ -106,14 +106,14 @@ def open_frozen(start: Start, part: str) -> FrozenWeights | FrozenArrays:
     return FrozenArrays(frozen, checksum(frozen) if has_arrays else "")
 
 
-def open_same_model(path: str, config: Config) -> WeightSource:
-    """Open the frozen weights at a path.
+def open_same_model(path: str, config: Config, part: str = "") -> WeightSource:
+    """Open the frozen weights at a path; `part` as for `open_source`.
 
     Raises:
         UserError: if the checkpoint is missing or damaged, or the names, shapes or dtypes of its weights differ from the
             trained model's.
     """
-    source = open_source(*parse_checkpoint(path))
+    source = open_source(*parse_checkpoint(path), part)
     difference = first_difference(abstract_params(source.config.model), config.model)
     if difference:
         raise UserError(

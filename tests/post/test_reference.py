@@ -306,3 +306,16 @@ def test_two_processes_compute_the_same_reference(monkeypatch: pytest.MonkeyPatc
     assert result.returncode == 0, result.stderr
     for a, b in zip(metrics("one"), metrics("two"), strict=True):
         np.testing.assert_allclose([*a.values()], [*b.values()], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_reference_of_a_run_with_an_optimizer_state_is_its_initial_weights_not_their_ema(way: str) -> None:
+    """With --keep-optimizer, training starts from the parameters of the checkpoint, so rewards begin at 0."""
+    ema = flags(optim__ema_decay=0.8)
+    train("first", *ema)
+    settings = ["--data.path", "pairs.jsonl", *SETTINGS, *ema, "--post.reference-log-p", way, "--train.steps", "2"]
+    result = jaxgpt("train", "finetune", "--init-from", "first", "--keep-optimizer", "--out", "second", *settings)
+    assert result.code == 0, result.err
+    first_step = next(row for row in metrics("second") if "loss" in row)
+    assert first_step["margin"] == first_step["reward_chosen"] == 0
+    assert first_step["loss"] == pytest.approx(np.log(2))
