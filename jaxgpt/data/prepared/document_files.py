@@ -22,11 +22,11 @@ from typing import BinaryIO
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.files.compressed import HEAD, compression, inner_name, unpacked
 from jaxgpt.data.files.formats import LINES, MissingPackage
-from jaxgpt.data.files.json_documents import SPREAD_ERROR, array_items, filled_lines, is_spread, json_layout
-from jaxgpt.data.prepared.document_piece import DocumentPiece, unreadable_error
+from jaxgpt.data.files.json_documents import SPREAD_ERROR, BadArray, array_items, filled_lines, is_spread, json_layout
+from jaxgpt.data.prepared.document_piece import Damage, DocumentPiece, not_utf8
 from jaxgpt.data.prepared.text_documents import document_identities, read_text_pieces
 from jaxgpt.data.tokenizers.cuts import Cuts
-from jaxgpt.errors import UserError, printable, short_repr
+from jaxgpt.errors import UserError, one_line, printable, short_repr
 
 PARQUET_BUFFER = 1 << 20  # buffer size of a Parquet file in bytes
 ROWS = 64  # rows of a Parquet file to read at a time
@@ -49,12 +49,43 @@ def read_file_pieces(path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[
     except MissingPackage:
         raise
     except Exception as e:  # any error of the reading libraries
-        error = unreadable_error(where, e)
+        error = _read_error(where, e)
         if previous is None:
-            yield DocumentPiece(where, None, file=where, error=error, lost="file")
+            yield DocumentPiece(where, None, file=where, damage=Damage(error, "file"))
         else:
-            # The remainder of the file belongs to the document of the previous piece, or begins after it.
-            yield previous._replace(content=None, error=error, is_first=previous.is_last, is_last=True, lost="rest")
+            yield _lost_rest(previous, error)
+
+
+def _read_error(where: str, e: Exception) -> UserError:
+    """Return the error for a file that cannot be read because of an exception."""
+    if isinstance(e, UserError):
+        return e
+    if isinstance(e, BadArray):
+        return UserError(f"{where}: {e}")
+    if isinstance(e, UnicodeDecodeError):
+        return not_utf8(where)
+    return UserError(f"cannot read {where}: {one_line(getattr(e, 'strerror', None) or e) or type(e).__name__}")
+
+
+def _lost_rest(previous: DocumentPiece, error: UserError) -> DocumentPiece:
+    """Return the unreadable remainder of a file after its last readable piece.
+
+    If the document of that piece is incomplete, the remainder is the end of the document.
+    """
+    place = previous.where.removeprefix(previous.file).lstrip(", ")
+    if not place:
+        what = "the rest of this file is lost"
+    elif previous.is_last:
+        what = f"the rest of this file after {place} is lost"
+    else:
+        what = f"the rest of this file is lost, including the end of {place}"
+    return previous._replace(
+        where=previous.file,
+        content=None,
+        damage=Damage(UserError(f"{error}; {what}"), "rest"),
+        is_first=previous.is_last,
+        is_last=True,
+    )
 
 
 def _pieces(raw: BinaryIO, path: Path, params: PrepareParams, cuts: Cuts) -> Iterator[DocumentPiece]:

@@ -1,4 +1,4 @@
-"""Pieces of documents: their text, and the errors of unreadable pieces."""
+"""Pieces of documents: their text, or why it cannot be read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.files.json_documents import BadArray
 from jaxgpt.data.files.lenient_json import parse_record
-from jaxgpt.errors import UserError, one_line, short_repr
+from jaxgpt.errors import UserError, short_repr
 
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 SKIP = "to skip such documents, use --on-error skip"  # end of messages of unreadable documents
@@ -16,6 +15,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain halves of characte
 
 # The part that an error makes unreadable: a document, a complete file, or the rest of a file.
 Lost = Literal["document", "file", "rest"]
+
+
+class Damage(NamedTuple):
+    """An error of reading a file, after which the file has no more pieces."""
+
+    error: UserError  # its message names the file and what is lost
+    lost: Lost
 
 
 class DocumentPiece(NamedTuple):
@@ -30,13 +36,17 @@ class DocumentPiece(NamedTuple):
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
     file: str = ""  # path of the file
     bytes_read: int = 0  # bytes of the sources read from disk so far
-    error: UserError | None = None  # error of an unreadable part of the file; None: `text` may still find an error
-    lost: Lost = "document"  # the part that this error, or an error in `text`, makes unreadable
+    damage: Damage | None = None  # None: the file could be read up to the end of this piece
 
     @property
     def is_document(self) -> bool:
         """Whether the piece is a complete document."""
         return self.is_first and self.is_last
+
+    @property
+    def lost(self) -> Lost:
+        """The part that an error in `text` makes unreadable."""
+        return self.damage.lost if self.damage else "document"
 
     def text(self) -> str:
         """Parse the text; raise `UserError` if it cannot be read."""
@@ -44,8 +54,8 @@ class DocumentPiece(NamedTuple):
         if isinstance(value, bytes):
             try:
                 value = value.decode("utf-8")
-            except UnicodeDecodeError as e:
-                raise unreadable_error(self.where, e) from None
+            except UnicodeDecodeError:
+                raise not_utf8(self.where) from None
         what = f"the field {self.field!r}" if self.field else "the text"
         if not isinstance(value, str):
             raise UserError(f"{self.where}: {what} must be a string, not {short_repr(value)}")
@@ -57,8 +67,8 @@ class DocumentPiece(NamedTuple):
 
     def _value(self) -> Any:
         """Return the content, or its field; raise `UserError` if the piece is unreadable or has no such field."""
-        if self.error:
-            raise self.error
+        if self.damage:
+            raise self.damage.error
         if not self.field:
             return self.content
         assert self.content is not None  # Parquet files have no JSON objects
@@ -79,24 +89,9 @@ def is_short(piece: DocumentPiece, text: str, params: PrepareParams) -> bool:
 
 def error_message(piece: DocumentPiece, error: UserError) -> str:
     """Return the message for the error of a piece, with the file and the line or row."""
-    if piece.lost != "rest":
-        return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
-
-    # `where` is the place of the last readable piece. If `is_first`, the document of that piece was complete.
-    place = piece.where.removeprefix(piece.file).lstrip(", ")
-    if not place:
-        return f"{error}; the rest of this file is lost"
-    if piece.is_first:
-        return f"{error}; the rest of this file after {place} is lost"
-    return f"{error}; the rest of this file is lost, including the end of {place}"
+    return str(error) if piece.where in str(error) else f"{piece.where}: {error}"
 
 
-def unreadable_error(where: str, e: Exception) -> UserError:
-    """Return the error for a file or document that cannot be read because of an exception."""
-    if isinstance(e, UserError):
-        return e
-    if isinstance(e, BadArray):
-        return UserError(f"{where}: {e}")
-    if isinstance(e, UnicodeDecodeError):
-        return UserError(f"{where}: not UTF-8 text: {CONVERT}")
-    return UserError(f"cannot read {where}: {one_line(getattr(e, 'strerror', None) or e) or type(e).__name__}")
+def not_utf8(where: str) -> UserError:
+    """Return the error for a file or document that is not UTF-8 text."""
+    return UserError(f"{where}: not UTF-8 text: {CONVERT}")

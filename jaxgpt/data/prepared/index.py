@@ -78,7 +78,7 @@ class SkipGroup(TypedDict):
     """Errors of a file that differ only in numbers and names."""
 
     file: str
-    lost: str  # document, file or rest, as in `document_piece.DocumentPiece`
+    lost: str  # document, file or rest, as in `document_piece.Lost`
     kind: str  # the error without its numbers and names
     number: int
     first: str  # the first error
