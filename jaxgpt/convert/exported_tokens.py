@@ -24,15 +24,20 @@ def exported_special_tokens(tokenizer: Tokenizer, config: Config, always: Collec
 
 
 def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
-    """Return the content of generation_config.json; the tokenizer supplies missing ids.
+    """Return the content of generation_config.json: the model's own file, and ids of the tokenizer that it lacks.
 
     The end of the assistant's turn in the chat template comes first among the ids that end a text.
     """
-    eos = tokenizer.eos_id
-    bos = next(iter(tokenizer.bos_ids), eos)
-    entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos}
-    # As in transformers, this flag marks a file that is derived from config.json.
-    entries |= dict(tokenizer.special.generation) or {"_from_model_config": True}
+    stored = dict(tokenizer.special.generation)
+    if not stored:
+        # As in transformers, this flag marks a file that is derived from config.json.
+        stored["_from_model_config"] = True
+
+    eos = tokenizer.eos_id  # the first id in `stored` that ends a text, if any
+    bos = next(
+        iter(tokenizer.bos_ids), eos
+    )  # generation from an empty prompt needs an id: without bos, it begins with eos
+    entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos} | stored
 
     ends = list(stop_ids(tokenizer, config.data))
     if ends and ends[0] != eos:
@@ -47,8 +52,8 @@ def _tokenizer_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
         "model_max_length": config.model.block_size,
         "clean_up_tokenization_spaces": False,
     }
-    bos = next(iter(tokenizer.bos_ids), None)
-    for name, i in (("eos_token", tokenizer.eos_id), ("bos_token", bos)):
-        if i is not None:
-            entries[name] = tokenizer.decode([i])
+    if tokenizer.eos_id is not None:
+        entries["eos_token"] = tokenizer.decode([tokenizer.eos_id])
+    if tokenizer.bos_ids:  # only a token that is prepended to texts has this name
+        entries["bos_token"] = tokenizer.decode([tokenizer.bos_ids[0]])
     return entries
