@@ -45,32 +45,22 @@ class RenderedAnswers(NamedTuple):
         if renderings.messages[0]["role"] == "assistant" and not renderings.is_prompt:
             raise UserError("the first message has the role assistant: begin with a user message")
 
-        sequences = list[_Sequence]()
-        current: _Sequence | None = None  # None: the next answer begins a new sequence
+        sequences = _Sequences(self.end.added)
         for n in renderings.answers():
             answer = self._answer(renderings, n) or self._answer_of_turn(renderings, n)
-            if answer is None and not renderings.is_prompt:
+            if answer is not None:
+                if renderings.messages[n].get("weight") == 0:
+                    answer = [part._replace(is_target=False) for part in answer]
+                sequences.extend_to(renderings.prompt(n))
+                sequences.append(answer)
+            elif renderings.is_prompt:
+                sequences.end()
+            else:
                 raise _not_located(renderings, n)
-            if answer is None:
-                current = None
-                continue
-
-            current = self._continued(sequences, current, renderings.prompt(n))
-            if renderings.messages[n].get("weight") == 0:
-                answer = [part._replace(is_target=False) for part in answer]
-            current.append(answer)
 
         if renderings.is_prompt:
-            self._continued(sequences, current, renderings.prompt(len(renderings.messages)))
-        return [sequence.parts for sequence in sequences]
-
-    def _continued(self, sequences: list[_Sequence], current: _Sequence | None, prompt: str) -> _Sequence:
-        """Continue a sequence to a prompt that begins with its text; otherwise, append a new sequence. Return the sequence."""
-        if current is None or not prompt.startswith(current.text):
-            current = _Sequence(self.end.added)
-            sequences.append(current)
-        current.extend_to(prompt)
-        return current
+            sequences.extend_to(renderings.prompt(len(renderings.messages)))
+        return sequences.all
 
     def _answer(self, renderings: Renderings, n: int) -> list[Part] | None:
         """Return the parts of message n, rendered as the last message; None: the rendering does not begin with the prompt."""
@@ -78,13 +68,17 @@ class RenderedAnswers(NamedTuple):
         after = renderings.after(n)
         if not after.startswith(prompt):
             return None
-        text = after[len(prompt) :]
+        text = after.removeprefix(prompt)
 
+        # Training omits the text that the template adds only to the last answer, unless the message itself has this text.
         opening = self.frame.opening
-        is_own = opening.strip() in str(renderings.messages[n].get("content"))
-        if opening and text.startswith(opening) and not is_own:
+        content = str(renderings.messages[n].get("content"))
+        if opening and opening.strip() not in content:
             text = text.removeprefix(opening)
+        return self._split_end(text)
 
+    def _split_end(self, text: str) -> list[Part]:
+        """Return the parts of an answer, from the text that the template renders for the answer and the end of its turn."""
         tail = self.frame.tail
         if tail is None or not text.endswith(tail):  # a different end, for example of a message with tool calls
             return [Part(text.rstrip(), is_target=True)]
@@ -105,38 +99,48 @@ class RenderedAnswers(NamedTuple):
         return self._answer(renderings.since(begin), n - begin)
 
 
-class _Sequence:
-    """A sequence of parts: the beginning of a conversation, up to the last answer so far.
+class _Sequences:
+    """Sequences of parts; the last sequence grows with the conversation.
 
     Args:
         added_end: name of the control token that ends an answer without a rendered end (`TurnEnd.added`).
 
     Attributes:
-        parts: the parts so far.
-        text: their text.
+        all: the sequences so far.
     """
 
     def __init__(self, added_end: str) -> None:
-        self.parts = list[Part]()
-        self.text = ""
+        self.all = list[list[Part]]()
+        self._text: str | None = None  # text of the last sequence; None: the next prompt begins a sequence
         self._added_end = added_end
 
+    def end(self) -> None:
+        """End the last sequence: the next prompt begins a new one."""
+        self._text = None
+
     def append(self, answer: list[Part]) -> None:
-        """Append the parts of an answer."""
-        self.parts += answer
-        self.text += "".join(part.text for part in answer)
+        """Append the parts of an answer to the prompt before it."""
+        assert self._text is not None
+        self.all[-1] += answer
+        self._text += "".join(part.text for part in answer)
 
     def extend_to(self, prompt: str) -> None:
-        """Append the remainder of a prompt, which is not a target, except the added end if the remainder begins with it."""
-        text = prompt.removeprefix(self.text)
-        last = self.parts[-1] if self.parts else Part("")
-        name = self._added_end
-        if last.adds_end and name and text.startswith(name):
-            self.parts[-1] = last._replace(adds_end=False)
-            self.parts.append(Part(name, last.is_target))
-            text = text.removeprefix(name)
-        self.parts.append(Part(text))
-        self.text = prompt
+        """Append the remainder of a prompt, which is not a target; begin a sequence if the prompt changes earlier text."""
+        if self._text is None or not prompt.startswith(self._text):
+            self.all.append([])
+            self._text = ""
+        parts = self.all[-1]
+        text = prompt.removeprefix(self._text)
+        self._text = prompt
+
+        # Between messages, the template may render the end that it omits after the last answer: the rendered end is the target.
+        renders_end = self._added_end != "" and text.startswith(self._added_end)
+        if renders_end and parts and parts[-1].adds_end:
+            answer = parts.pop()
+            parts.append(answer._replace(adds_end=False))
+            parts.append(Part(self._added_end, answer.is_target))
+            text = text.removeprefix(self._added_end)
+        parts.append(Part(text))
 
 
 def _not_located(renderings: Renderings, n: int) -> UserError:
