@@ -188,4 +188,4 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable progress lines, so that standard error does not depend on the speed of the machine."""
-    monkeypatch.setattr("jaxgpt.cli.output.EVERY", 1e6)
+    monkeypatch.setattr("jaxgpt.cli.console.EVERY", 1e6)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.cli.console import note
 from jaxgpt.cli.failure import Failure, known_failure
-from jaxgpt.cli.output import note
 from jaxgpt.early_end import with_advice
 from jaxgpt.errors import INTERRUPTED, UserError
 from jaxgpt.heap import tune_memory

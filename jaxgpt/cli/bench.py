@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import NO_SETTINGS, ON, GivenSettings, Json
-from jaxgpt.cli.output import aligned, print_result, progress
+from jaxgpt.cli.output import aligned, print_result
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.errors import UserError
 

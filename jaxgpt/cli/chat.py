@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.atomic import write_atomically
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Weights
-from jaxgpt.cli.output import note, note_sampling, print_json, progress
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.sampling_note import note_sampling
 from jaxgpt.config import SamplingParams
 from jaxgpt.errors import BAD_INPUT, UserError, reported
 from jaxgpt.options import SEED

@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.options import FLAT, Json
-from jaxgpt.cli.output import note, print_result, progress
+from jaxgpt.cli.output import print_result
 from jaxgpt.config import PrepareParams
 from jaxgpt.early_end import set_advice
 from jaxgpt.errors import UserError, plural

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.data_description import SourceDescription, pairs_description, text_description
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.output import note, print_result, progress
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Facts
+from jaxgpt.cli.output import Facts
 from jaxgpt.config import Config
 from jaxgpt.errors import plural
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from jaxgpt.post.held_out_divergence import DivergenceResult
     from jaxgpt.post.held_out_reward import RewardResult
     from jaxgpt.trainer.mean_loss import Evaluation
+
+ERROR_OF_DATA = "+- is the standard error over windows of text, excluding variation between seeds"
+ERROR_OF_PAIRS = "+- is the standard error over pairs, excluding variation between seeds"
 
 
 class EvalResult(NamedTuple):

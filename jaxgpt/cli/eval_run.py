@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from jaxgpt.checkpoint.data import open_run_data
 from jaxgpt.checkpoint.index import info_of
 from jaxgpt.checkpoint.run import Run, open_run
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.eval_results import EvalResult, Loss, report_divergence, report_loss, report_reward
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import note, print_result, progress
+from jaxgpt.cli.output import print_result
 from jaxgpt.config import Config, MeshConfig, PostConfig
 from jaxgpt.data import Data, Split, with_path
 from jaxgpt.data.preferences import are_preferences

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.options import Weights
-from jaxgpt.cli.output import Facts, aligned, columns, finite_or_none, note, print_result, progress
+from jaxgpt.cli.output import Facts, aligned, columns, finite_or_none, print_result
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM

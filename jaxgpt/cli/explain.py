@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import NO_SAMPLING, Checkpoint, Count, GivenSampling, Json, Seed, Special, Weights
-from jaxgpt.cli.output import note_sampling, print_result, progress
+from jaxgpt.cli.output import print_result
+from jaxgpt.cli.sampling_note import note_sampling
 from jaxgpt.config import SamplingParams
 from jaxgpt.options import SEED
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import Checkpoint, Json
-from jaxgpt.cli.output import print_result, progress
+from jaxgpt.cli.output import print_result
 from jaxgpt.errors import UserError, short_repr
 
 if TYPE_CHECKING:

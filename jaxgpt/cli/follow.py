@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxgpt.cli.output import note
+from jaxgpt.cli.console import note
 from jaxgpt.errors import plural
 
 

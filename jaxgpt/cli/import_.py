@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import Json
-from jaxgpt.cli.output import print_result, progress
+from jaxgpt.cli.output import print_result
 from jaxgpt.errors import UserError, plural
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgpt.atomic import check_writable, write_atomically
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import Checkpoint, Count, Json
-from jaxgpt.cli.output import print_result, progress
+from jaxgpt.cli.output import print_result
 
 if TYPE_CHECKING:
     from jaxgpt.study.inspection import Inspection

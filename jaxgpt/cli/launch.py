@@ -19,9 +19,9 @@ from typing import IO, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from jaxgpt.cli.console import note
 from jaxgpt.cli.exits import Exit, exit_code, failure_lines, needs_resume_command
 from jaxgpt.cli.options import Count
-from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import parse
 from jaxgpt.cpu import cores
 from jaxgpt.errors import UserError

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import aligned, progress
+from jaxgpt.cli.console import progress
+from jaxgpt.cli.output import aligned
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:

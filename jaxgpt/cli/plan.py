@@ -8,8 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import NO_SETTINGS, GivenSettings, Json
-from jaxgpt.cli.output import print_json, progress
+from jaxgpt.cli.output import print_json
 from jaxgpt.cli.plan_case import Case, make_case, other_case
 from jaxgpt.cli.plan_comparison import comparison_json, comparison_text
 from jaxgpt.cli.plan_parts import (

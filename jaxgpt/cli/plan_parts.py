@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxgpt.cli.output import progress
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.plan_case import Case
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgpt.atomic import check_writable
+from jaxgpt.cli.console import note
 from jaxgpt.cli.draw import Axis, common_baselines, draw
-from jaxgpt.cli.output import note
 from jaxgpt.cli.plot_table import table
 from jaxgpt.cli.recorded_run import Lines, RecordedRun, read_recorded
 from jaxgpt.errors import UserError, plural

@@ -11,10 +11,12 @@ from contextlib import ExitStack, suppress
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.info import Info, read_info
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.console import Console, line_shown, note, progress
 from jaxgpt.cli.draw import draw_run
+from jaxgpt.cli.eval_results import ERROR_OF_DATA, ERROR_OF_PAIRS
 from jaxgpt.cli.final_sample import FinalPrompt, check_prompt, final_prompt, final_sample
 from jaxgpt.cli.introduction import introduction
-from jaxgpt.cli.output import ERROR_OF_DATA, ERROR_OF_PAIRS, Console, aligned, line_shown, note, progress
+from jaxgpt.cli.output import aligned
 from jaxgpt.cli.run_summary import run_summary, update_baselines
 from jaxgpt.cli.train_settings import has_preset_prompt
 from jaxgpt.data import Data

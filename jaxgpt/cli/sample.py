@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from jaxgpt.cli.console import note, progress
 from jaxgpt.cli.memorized import find_in_training, memorized_text, open_training_data
 from jaxgpt.cli.options import FLAT, NO_SAMPLING, Checkpoint, GivenSampling, Json, Seed, Special, Weights
-from jaxgpt.cli.output import note, note_sampling, print_json, progress
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.sampling_note import note_sampling
 from jaxgpt.config import BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 from jaxgpt.options import SEED

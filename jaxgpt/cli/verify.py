@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.options import Checkpoint, Json
-from jaxgpt.cli.output import aligned, columns, print_result, progress
+from jaxgpt.cli.output import aligned, columns, print_result
 from jaxgpt.cli.settings import named_config, with_vocab
 from jaxgpt.config import DataConfig, MeshConfig
 from jaxgpt.errors import FAILED

@@ -20,7 +20,7 @@ from helpers import jaxgpt
 from jaxgpt.checkpoint.info import read_info, seal
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
-from jaxgpt.cli.output import Console, note
+from jaxgpt.cli.console import Console, note
 from jaxgpt.errors import FullDisk, plural, reported
 
 
@@ -246,7 +246,7 @@ def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_closed_pipe_does_not_stop_the_work(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, time; from jaxgpt.cli.output import Console; console = Console()\n"
+        "import sys, pathlib, time; from jaxgpt.cli.console import Console; console = Console()\n"
         "for _ in range(1000): console.write('x' * 1000)\n"
         "pathlib.Path('done').write_text('')\n"
     )

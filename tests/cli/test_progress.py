@@ -16,7 +16,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.output import progress
+from jaxgpt.cli.console import progress
 from jaxgpt.cli.run_printer import RunPrinter
 from jaxgpt.data import open_data
 from jaxgpt.progress import Progress
@@ -25,8 +25,8 @@ from jaxgpt.trainer.build import build
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.cli.output.DELAY", 0.02)
-    monkeypatch.setattr("jaxgpt.cli.output.EVERY", 0.02)
+    monkeypatch.setattr("jaxgpt.cli.console.DELAY", 0.02)
+    monkeypatch.setattr("jaxgpt.cli.console.EVERY", 0.02)
 
 
 def test_quick_commands_show_nothing(capfd: pytest.CaptureFixture[str]) -> None:
