@@ -103,7 +103,7 @@ def _wide_mesh(config: Config, topology: Topology) -> list[_Option]:
 
 
 def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[_Option]:
-    """Return an option for each kind of rematerialization in `kinds` except the present kind."""
+    """Return an option for each kind of rematerialization in `kinds` except the current kind."""
     options = []
     for kind in kinds:
         if kind != config.train.remat:

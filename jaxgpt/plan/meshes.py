@@ -1,4 +1,4 @@
-"""All meshes of a topology that a run can use, by the estimated time of a step."""
+"""The meshes of a topology that suit a run, sorted by the estimated time of a step."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def at_positions(
         x_BTD: hidden states.
         targets_BT: targets, negative if not counted.
         chunk: positions of each row to compute at a time (`chunked`); 0: all.
-        longest: maximum number of consecutive positions that contain all targets of a row. Only as many
+        longest: maximum number of consecutive positions that contain all targets of a row. Only `longest`
             positions are computed, and the other results are 0 (`at_answers`), unless positions are sharded. 0: all positions.
     """
 

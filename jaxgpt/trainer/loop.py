@@ -38,7 +38,7 @@ def train(start: Start, listener: Listener, until: int | None = None) -> Outcome
 
     Args:
         start: settings, and the directory of a new run or the run to resume.
-        listener: receiver of the events of the run; `Listeners(...)`: several.
+        listener: receiver of the events of the run; `Listeners(...)` passes them to several listeners.
         until: stop and save at this step, as on a signal; None: the last step.
 
     Raises:

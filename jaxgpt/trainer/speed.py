@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config
 
-WINDOW = 10.0  # averaging window of the speed in seconds; minimum one call
+WINDOW = 10.0  # averaging window of the speed in seconds, extended to at least one call
 
 
 class _Call(NamedTuple):

@@ -114,7 +114,7 @@ def _check_resumable(run: Run) -> None:
 def _check_out(start: Start) -> None:
     """Check that a new run can be created, and that creating it does not delete its initial or frozen weights."""
     if not start.out:
-        return  # a new directory
+        return  # the run gets a new directory
     out = Path(start.out)
     check_free(out, start.overwrite)
     if not start.overwrite:
