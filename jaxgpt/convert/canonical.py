@@ -1,7 +1,7 @@
 """The canonical form of a model config: configs with the same form are the same model.
 
-Several configs can describe the same model: some settings have no effect, some sizes are 0 for a derived value, and linear RoPE
-scaling is a case of Llama 3 scaling.
+Several configs can describe the same model: some settings have no effect, a size of 0 means a derived value, and linear
+RoPE scaling is a case of Llama 3 scaling.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def _canonical_windows(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of sliding windows: the shortest pattern, and `rope_local_theta` 0 if all layers have one RoPE."""
+    """Return the settings of sliding windows: the shortest pattern, `rope_local_theta` 0 if all layers have the same RoPE."""
     pattern = period(window_letters(config))
     if "L" not in pattern:
         return {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}

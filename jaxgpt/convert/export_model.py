@@ -35,7 +35,7 @@ class Exported(NamedTuple):
         parameters: number of parameters of the model or, for lora, of the adapters.
         max_logit_change: largest logit difference between the model and its exported files.
         engines: programs that support the exported model; (): an adapter.
-        note: texts with different ids in llama.cpp; "": none.
+        note: description of the texts that have different ids in llama.cpp; "": no such texts.
     """
 
     family: str

@@ -25,7 +25,7 @@ from jaxgpt.files import read_json
 def imported_tokenizer(source: Path, stored: StoredModel, named: str = "") -> Tokenizer:
     """Return the tokenizer of an imported model.
 
-    With a tokenizer `named`, the ids that begin and end a text are those of the model's files. Names of tokens and chat
+    With a tokenizer `named`, the ids that begin and end a text come from the model's files. Names of tokens and chat
     templates come from the files next to the named tokenizer; the model's files supply missing ones.
 
     Args:

@@ -47,7 +47,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
         "rope_theta": options.read("rotary_emb_base", 10_000.0),
         "partial_rotary_factor": options.read("rotary_pct", 0.25),
     }
-    # transformers 4 may also write them under the new names, outside rope_parameters.
+    # transformers 4 may also write these values under the new names, outside rope_parameters.
     for name, value in old.items():
         options.only(name, value)
 

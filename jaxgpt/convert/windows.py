@@ -17,7 +17,8 @@ LETTERS = {"full_attention": "G", "sliding_attention": "L"}  # map from layer_ty
 def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> dict[str, Any]:
     """Return the settings of the sliding window, from `layer_types` or, by default, from `pattern`.
 
-    The result is {} if no layer has a window. Raises `UserError` if `layer_types` is invalid, or layers lack their window.
+    The result is {} if no layer has a window. Raises `UserError` if `layer_types` is invalid, or a layer needs a window and
+    `window` is below 1.
     """
     kinds = options.read("layer_types", [])
     if kinds:

@@ -65,7 +65,7 @@ def read_prompt(record: Any) -> PromptRecord:
 
 
 def _chat_of_text(name: str, prompt: str, fields: Mapping[str, Any]) -> ChatRecord | str:
-    """Return a prompt that is a text, in the field `name`; as messages only if other messages or tools belong to it."""
+    """Return the text of a prompt in the field `name`, or messages if other messages or tools belong to it."""
     if not prompt:
         raise UserError(f"the prompt is empty: write {EXAMPLE}")
     text = with_input(name, prompt, {key: fields[key] for key in _added(name) if key in fields})

@@ -49,7 +49,7 @@ def compare(exported: Tokenizer, original: Tokenizer) -> str:
 
     _check_bos(exported, original)
     _check_added(different)
-    # If there is a note, special tokens in a text may differ, so the names are compared only as plain text.
+    # If there is a note, special tokens in a text may differ, so their names are compared only as plain text.
     for text in _probes(original, has_other_spaces):
         if not _same_ids(exported, original, text, special=not note):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
@@ -134,6 +134,6 @@ def _same_ids(one: Tokenizer, other: Tokenizer, text: str, special: bool = True)
 
 
 def prepend_scheme(value: Mapping[str, Any]) -> str:
-    """Return the `prepend_scheme` of the pre-tokenizer Metaspace of a tokenizer.json: first, always or never."""
+    """Return the `prepend_scheme` of the Metaspace of a tokenizer.json: first, always or never (also without Metaspace)."""
     pre = value["pre_tokenizer"] or {}
     return pre.get("prepend_scheme", "never")

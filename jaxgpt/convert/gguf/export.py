@@ -83,7 +83,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
 
 
 def _tensors(architecture: Architecture, original: ModelConfig, model: ModelConfig, params: Any) -> list[Tensor]:
-    """List the tensors of a file: the model, including a copy of a tied embedding as head, and RoPE divisors."""
+    """List the tensors of a file: the model, a copy of a tied embedding if the file needs a head, and RoPE divisors."""
     if original.tie_embeddings and not model.tie_embeddings:
         params = dict(params) | {"lm_head": {"kernel": np.asarray(params["wte"]["embedding"]).T}}
     tensors = tensors_of(params, model, layout(architecture, model))

@@ -46,8 +46,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys("llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0 lfm2".split(), OF_LLAMA3),
     **dict.fromkeys("dbrx smaug-bpe".split(), OF_DBRX),
     **dict.fromkeys("qwen2 deepseek-r1-qwen megrez kormo stablelm2 solar-open".split(), OF_QWEN),
-    # The pattern of tokenizer.json. The pattern of llama.cpp splits differently at combining marks, and at the letter case
-    # outside ASCII.
+    # This is the pattern of tokenizer.json. llama.cpp's pattern splits differently at combining marks, and where the case of
+    # letters outside ASCII changes.
     "tekken": PreTokenizer((TEKKEN,), ignores_merges=True, adds_bos=True),
     "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
 }

@@ -54,7 +54,7 @@ def write_gguf(
         for name, value in metadata.items():
             _add(writer, name, value)
 
-        # All shapes come before the first tensor.
+        # The file lists all shapes before the first tensor.
         for tensor in tensors:
             kind = types[tensor.name]
             shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)

@@ -16,7 +16,7 @@ MAX_PERIOD = 1024  # maximum length of a pattern; files of published models have
 def read_windows(
     windows: SlidingWindows, options: Options, config: ModelConfig, default_theta: float
 ) -> dict[str, Any]:
-    """Read the sliding window and its pattern. RoPE in layers with a window has its own base, and no scaling."""
+    """Read the sliding window and its pattern. RoPE in layers with a window has a separate base, and no scaling."""
     window = options.read("attention.sliding_window", 0)
     value = options.take(PATTERN, windows.period)
     letters = _letters(value)

@@ -163,7 +163,7 @@ def _name_of(turn: Any, where: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """Return a name as in `ROLES`."""
+    """Return a name in the spelling of `ROLES`: in lower case, without white space at the ends."""
     return name.strip().lower()
 
 

@@ -22,7 +22,7 @@ def with_newer_settings(settings: SettingsEntry) -> dict[str, Any]:
 
 
 def with_newer_entries(index: Index, new: Index) -> Index:
-    """Return an index with the entries that it lacks, if it is older, taken from a new index."""
+    """Return an index; entries that an older index lacks come from a new index."""
     return {**new, **index, "skipped": {**new["skipped"], **index["skipped"]}}
 
 

@@ -35,7 +35,7 @@ class Repeats:
 
 
 def repeats_of(written: Iterable[DocumentPiece], params: PrepareParams) -> Repeats:
-    """Read the pieces that an interrupted command has written; return their documents."""
+    """Read the pieces that an interrupted command has processed, and return the documents that it has seen."""
     repeats = Repeats()
     for piece in written:
         identity = piece.identity

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxgpt.data.tokenizers.base import Ids, Tokenizer
 
-# Short texts of several kinds to encode before a continuation. It is unlikely that each of them forms a token together with the
-# beginning of the continuation.
+# Short texts of several kinds to encode before a continuation. It is unlikely that all of them share a token with the beginning
+# of the continuation.
 ANCHORS = ("\n", ".", "a", "0", "(", "\u6587")
 
 
@@ -49,7 +49,7 @@ def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> n
     for ids in [alone, *after_anchors]:
         if tokenizer.decode([*before_ids, *ids]) == wanted:
             return ids
-    # The text at the boundary changes, for example because characters are composed. At least, add no space.
+    # The text at the boundary changes, for example because characters are composed. Return ids that at least add no space.
     return after_anchors[0] if after_anchors else alone
 
 

@@ -51,8 +51,8 @@ class PartEncoder:
     def encode(self, parts: Sequence[str], mark: str = "") -> list[list[int]]:
         """Encode a text that is given in parts; names without a mark become control tokens, names with a mark become text.
 
-        No token extends over two parts. The ids of the first parts do not depend on later parts. If the tokenizer
-        separates the parts anyway, the ids are equal to the ids of the joined text.
+        No token extends over two parts. The ids of the first parts do not depend on later parts. If the
+        tokenizer would encode the parts independently, the ids are equal to the ids of the joined text.
 
         Raises:
             UserError: if the tokenizer cannot encode the text, or only with a control token for a name in the text.
