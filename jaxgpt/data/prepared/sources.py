@@ -78,7 +78,7 @@ def find_source(name: str) -> Source:
     )
 
 
-class _Found(NamedTuple):
+class _SourceFiles(NamedTuple):
     """The files of a source, including empty files; fields as in `Source`."""
 
     root: Path
@@ -86,7 +86,7 @@ class _Found(NamedTuple):
     skipped: str = ""
 
 
-def _find_files(name: str) -> _Found:
+def _find_files(name: str) -> _SourceFiles:
     """Find the files of a source; download a Hugging Face dataset."""
     if name.startswith(HUB):
         return _dataset(name)
@@ -95,15 +95,15 @@ def _find_files(name: str) -> _Found:
         raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
     if not path.is_dir():
         check_kind(path)
-        return _Found(path, [path])
+        return _SourceFiles(path, [path])
     kind = output_kind(path)
     if kind not in ("", "run"):
         raise UserError(f"{name} holds no text ({kind}): choose a different source")
     listing = list_files(path)
-    return _Found(path, listing.files, listing.note)
+    return _SourceFiles(path, listing.files, listing.note)
 
 
-def _dataset(name: str) -> _Found:
+def _dataset(name: str) -> _SourceFiles:
     """Download a dataset, and find the files that match its pattern."""
     owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
     patterns = [pattern] if pattern else FILES
@@ -113,7 +113,7 @@ def _dataset(name: str) -> _Found:
         relative = str(file.relative_to(path))
         if any(fnmatch(relative, each) for each in patterns):
             files.append(file)
-    return _Found(path, files)
+    return _SourceFiles(path, files)
 
 
 def sampled_digest(path: Path) -> str:
