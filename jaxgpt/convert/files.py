@@ -80,7 +80,7 @@ class Weights:
                 )
             if stored.dtype not in FLOATS:
                 raise UserError(
-                    f"{stored.file}: tensor {name} has type {stored.dtype}, expected one of {', '.join(FLOATS)}"
+                    f"{stored.file}: tensor {name} has type {stored.dtype}: convert it to one of {', '.join(FLOATS)}"
                 )
 
 

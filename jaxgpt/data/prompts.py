@@ -148,7 +148,7 @@ def encode_prompt(chat: ChatRecord | str, tokenizer: Tokenizer, form: ChatFormat
     else:
         ids = form.prompt_ids([plain_message("user", chat)])
     if not ids:
-        raise UserError("the prompt has no tokens: write a longer one")
+        raise UserError("the prompt has no tokens: write a longer prompt")
     return ids
 
 

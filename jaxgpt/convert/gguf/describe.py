@@ -88,7 +88,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> Algorithm:
     value = json.loads(tokenizer.to_json())
     model = value["model"]
     if model["type"] != "BPE":
-        raise UserError(f"GGUF files have no tokenizer of type {model['type']}: only BPE is supported")
+        raise UserError(f"GGUF files have no tokenizer of type {model['type']}, only BPE: export a directory")
     vocabulary = _read_vocabulary(value, tokenizer.vocab_size)
     if not vocabulary.merges:
         raise UserError("GGUF files have no BPE without merges: train with data.tokenizer byte")

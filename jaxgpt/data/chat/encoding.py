@@ -74,7 +74,7 @@ class ChatFormat:
         if "assistant" not in roles:
             raise UserError(
                 f"no message has the role assistant, but only assistant messages are trained on: the roles are "
-                f"{short_repr(roles)}"
+                f"{short_repr(roles)}; rename the role of the answers to assistant"
             )
         protected = self._protected(messages, tools, is_prompt=False)
         return [self._encode(parts, protected.mark) for parts in self._sequences(protected.renderings)]

@@ -174,5 +174,5 @@ def _check_column(names: Sequence[str], where: str, field: str) -> None:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
     if names.count(field) > 1:
         raise UserError(
-            f"{where} has {names.count(field)} columns {field!r}: rename one, or choose another with --field"
+            f"{where} has {names.count(field)} columns {field!r}: rename one, or choose a different column with --field"
         )

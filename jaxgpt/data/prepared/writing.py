@@ -118,4 +118,4 @@ def _dropped(index: Index) -> str:
         (dropped["short"], f"{dropped['short']:,} too short"),
     ]
     texts = [text for number, text in counts if number]
-    return ", ".join(texts) or "none is readable"
+    return ", ".join(texts) or "no document was found"
