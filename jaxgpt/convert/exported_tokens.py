@@ -24,7 +24,7 @@ def exported_special_tokens(tokenizer: Tokenizer, config: Config, always: Collec
 
 
 def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
-    """Return the content of generation_config.json: the model's own file, and ids of the tokenizer that it lacks.
+    """Return the content of generation_config.json: the content of the model's file; the tokenizer supplies missing ids.
 
     The end of the assistant's turn in the chat template comes first among the ids that end a text.
     """
@@ -34,9 +34,7 @@ def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
         stored["_from_model_config"] = True
 
     eos = tokenizer.eos_id  # the first id in `stored` that ends a text, if any
-    bos = next(
-        iter(tokenizer.bos_ids), eos
-    )  # generation from an empty prompt needs an id: without bos, it begins with eos
+    bos = next(iter(tokenizer.bos_ids), eos)  # generation from an empty prompt begins with this id
     entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos} | stored
 
     ends = list(stop_ids(tokenizer, config.data))

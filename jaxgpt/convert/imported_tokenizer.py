@@ -26,7 +26,7 @@ def imported_tokenizer(source: Path, stored: StoredModel, named: str = "") -> To
     """Return the tokenizer of an imported model.
 
     With a tokenizer `named`, the ids that begin and end a text come from the model's files. Names of tokens and chat
-    templates come from the files next to the named tokenizer; the model's files supply missing ones.
+    templates come from the files next to the named tokenizer; the model's files supply missing names and templates.
 
     Args:
         source: directory or GGUF file of the model.

@@ -164,9 +164,9 @@ def _comparable(answer: TextOrMessages) -> Sequence[Any]:
 
 
 def _split_prompt(prompt: Any, chosen: TextOrMessages, rejected: TextOrMessages) -> _Parts:
-    """Move the common beginning of two different answers to the prompt, or remove it where it repeats a list of messages.
+    """Move the common beginning of two different answers to the prompt, or remove messages that repeat a prompt.
 
-    Two texts with a prompt are the answers as they are.
+    Two texts with a prompt stay unchanged.
     """
     if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
         raise UserError(ALREADY_ANSWERED)
@@ -197,7 +197,7 @@ def _split_messages(prompt: Any, chosen: list[Any], rejected: list[Any]) -> _Par
 def _split_texts(chosen: str, rejected: str) -> _Parts:
     """Split two texts at their first difference, or before a space that precedes it.
 
-    If one text begins with the other, the shorter answer is its last character, as in TRL.
+    If one text begins with the other, the shorter answer is the last character of the shorter text, as in TRL.
     """
     n = _shared(chosen, rejected)
     if n == min(len(chosen), len(rejected)):

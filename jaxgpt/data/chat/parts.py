@@ -125,7 +125,7 @@ class _Sequences:
         self._text += "".join(part.text for part in answer)
 
     def extend_to(self, prompt: str) -> None:
-        """Append the remainder of a prompt, which is not a target; begin a sequence if the prompt changes earlier text."""
+        """Append the remainder of a prompt; begin a sequence if the last has ended, or the prompt changes its text."""
         if self._text is None or not prompt.startswith(self._text):
             self.all.append([])
             self._text = ""

@@ -28,7 +28,7 @@ FALSE_LABEL = RecordWarning(
     describe=_false_labels,
     advice="remove these records if the label marks rejected answers, as in KTO data",
 )
-# A message that the chat template omits; its group is its role.
+# A message that the chat template omits; the group of the finding is the role of the message.
 OMITTED_MESSAGE = RecordWarning(
     describe=_omitted,
     advice="write their text into a user's message, or use a different template",

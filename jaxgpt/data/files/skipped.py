@@ -24,7 +24,7 @@ class RecordWarning(NamedTuple):
     """A kind of finding in records that are used but may be wrong.
 
     Attributes:
-        describe: function that returns the text about all findings from their numbers, keyed by group.
+        describe: function that describes all findings, given the number of findings in each group.
         advice: how to change the records.
     """
 
@@ -40,7 +40,7 @@ class Tally:
     first: str = ""
 
     def add(self, finding: str) -> None:
-        """Count a finding; the text has its place."""
+        """Count a finding; `finding` is a text with its place."""
         self.first = self.first or finding
         self.number += 1
 
@@ -76,7 +76,7 @@ class Skipped:
         Args:
             kind: kind of the finding.
             where: place of the finding.
-            group: group of the finding in the text about its kind, such as the role of a message.
+            group: group of the finding in the description of its kind, such as the role of a message.
         """
         groups = self._warnings.setdefault(kind, {})
         groups.setdefault(group, Tally()).add(where)
