@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology
 
 
-def comparison_text(plans: Sequence[Plan], against: str, why_not: str) -> str:
-    """Format two plans in columns, with their difference; `against`: the further options of the second plan."""
-    this, other = plans
-    kind = "estimates" if why_not else "compiled"
+def comparison_text(this: Plan, other: Plan, against: str, not_compiled: str) -> str:
+    """Format two plans in columns, with their difference.
+
+    Args:
+        this: plan of the command's options.
+        other: plan with further options.
+        against: the further options.
+        not_compiled: why both plans are estimates; "": both are compiled.
+    """
+    kind = "estimates" if not_compiled else "compiled"
     parts = [
         aligned(head(this.case)),
         f"\n{kind}, per device and step: this plan, with {against}, and the difference",
         columns([("", "this plan", "against", "difference"), *_differences(this, other, "train", "step")]),
     ]
 
-    # Parts that both plans have.
-    if "decode" in this.costs:
+    if "decode" in this.costs:  # --decode: in both plans
         parts += [
             "\ncompiled decode step, per device (one token per row)",
             columns(_differences(this, other, "decode", "step")),
@@ -37,20 +42,19 @@ def comparison_text(plans: Sequence[Plan], against: str, why_not: str) -> str:
             columns(_differences(this, other, "rollout", "rollout")),
         ]
 
-    if why_not:
-        parts.append(f"\nnot compiled: {why_not}")
+    if not_compiled:
+        parts.append(f"\nnot compiled: {not_compiled}")
     return "\n".join(parts)
 
 
-def comparison_json(plans: Sequence[Plan], against: str, why_not: str) -> dict[str, Any]:
-    """Return two plans as values for JSON."""
-    this, _ = plans
+def comparison_json(this: Plan, other: Plan, against: str, not_compiled: str) -> dict[str, Any]:
+    """Return two plans as values for JSON; the arguments are those of `comparison_text`."""
     return {
         "name": this.case.title,
         "against": against,
-        "fits": all(plan.fits for plan in plans),
-        "not_compiled": why_not,
-        "plans": [plan.to_json() for plan in plans],
+        "fits": this.fits and other.fits,
+        "not_compiled": not_compiled,
+        "plans": [this.to_json(), other.to_json()],
     }
 
 

@@ -134,13 +134,14 @@ def _trained(lines: Sequence[Mapping[str, Any]], infos: Mapping[int, Info], conf
     """Return the progress of a run; its metrics may end before or after the last checkpoint."""
     from jaxgpt.trainer.metrics import how_ended
 
+    is_trained = bool(lines)  # runs that are imported or saved from Python have no metrics
     logged = [line for line in lines if "loss" in line]
     steps = [line["step"] + 1 for line in logged] + list(infos)
     tokens = [line.get("tokens", 0) for line in logged] + [info.tokens for info in infos.values()]
     seconds = [line.get("elapsed_seconds", 0.0) for line in logged]
     return RunProgress(
         step=max(steps, default=0),
-        steps=config.train.steps if lines else 0,
+        steps=config.train.steps if is_trained else 0,
         ended=how_ended(lines, config.train.steps),
         tokens=max(tokens, default=0),
         seconds=max(seconds, default=0.0),
