@@ -12,7 +12,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import read_rope, write_rope_options
+from jaxgpt.convert.rope import read_rope, write_rope
 
 OF_TRAINING = ("router_aux_loss_coef", "output_router_logits")
 
@@ -66,7 +66,7 @@ def _read_olmoe(options: Options, config: ModelConfig) -> dict[str, Any]:
 
 def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
     """Return the options of RoPE and of the experts' scores."""
-    return write_rope_options(config) | {"norm_topk_prob": config.router_normalize}
+    return write_rope(config) | {"norm_topk_prob": config.router_normalize}
 
 
 # Map from the names of the router and of each expert's matrices in OLMoE and Qwen3-MoE to their names in jaxgpt.

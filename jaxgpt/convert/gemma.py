@@ -12,7 +12,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope_options
+from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope
 from jaxgpt.convert.tensors import Format
 from jaxgpt.convert.windows import LETTERS, layer_types, read_windows
 
@@ -91,7 +91,7 @@ def _read_rope(options: Options, block_size: int) -> dict[str, Any]:
 def _write(config: ModelConfig) -> dict[str, Any]:
     """Return the options that are converted: activation, soft cap of logits, scale of scores, windows and RoPE."""
     local = config.rope_local_theta or config.rope_theta
-    rope = write_rope_options(config)
+    rope = write_rope(config)
     return rope | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "query_pre_attn_scalar": config.head_dim,

@@ -11,7 +11,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.rope import read_rope, write_rope_options
+from jaxgpt.convert.rope import read_rope, write_rope
 from jaxgpt.convert.tensors import HEAD, Format, WeightRow, matrix, norm
 from jaxgpt.convert.windows import layer_types, read_windows
 
@@ -99,7 +99,7 @@ LLAMA = Family(
     only={"attention_dropout": 0.0, "bias": False},
     fills={"norm_affine": True, "dropout": 0.0},
     read=_read_llama,
-    write=lambda config: write_rope_options(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
+    write=lambda config: write_rope(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
 )
 MISTRAL = LLAMA._replace(
     name="mistral",
@@ -108,7 +108,7 @@ MISTRAL = LLAMA._replace(
     | {"sliding_window": ("sliding_window", 4096)},
     only=PLAIN_ATTENTION,
     read=read_rope,
-    write=lambda config: write_rope_options(config) | {"sliding_window": config.sliding_window or None},
+    write=lambda config: write_rope(config) | {"sliding_window": config.sliding_window or None},
 )
 
 
@@ -134,7 +134,7 @@ def _write_qwen(config: ModelConfig) -> dict[str, Any]:
     """Return the options of RoPE, and of sliding windows, which begin at layer `max_window_layers`."""
     kinds = layer_types(config)
     first = kinds.index("sliding_attention") if "sliding_attention" in kinds else config.n_layer
-    return write_rope_options(config) | {
+    return write_rope(config) | {
         "use_sliding_window": first < config.n_layer,
         "sliding_window": config.sliding_window or None,
         "max_window_layers": first,
@@ -168,5 +168,5 @@ OLMO2 = LLAMA._replace(
     settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
     only=PLAIN_ATTENTION,
     read=read_rope,
-    write=write_rope_options,
+    write=write_rope,
 )

@@ -106,6 +106,15 @@ def _read_yarn(options: Options, factor: float, block_size: int) -> dict[str, An
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Return the options of RoPE, as transformers 5 and 4 read them."""
+    rope = _rope_parameters(config)
+    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
+    if config.rope_factor != 1.0:
+        values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return values
+
+
+def _rope_parameters(config: ModelConfig) -> dict[str, Any]:
     """Convert a model's RoPE settings to `rope_parameters` (of the global layers, for Gemma 3)."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
@@ -132,15 +141,6 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
         "high_freq_factor": config.rope_high_freq_factor,
         "original_max_position_embeddings": config.rope_original_context,
     }
-
-
-def write_rope_options(config: ModelConfig) -> dict[str, Any]:
-    """Return the options of RoPE, as transformers 5 and 4 read them."""
-    rope = write_rope(config)
-    values: dict[str, Any] = {"rope_parameters": rope, "rope_theta": config.rope_theta}  # rope_theta for transformers 4
-    if config.rope_factor != 1.0:
-        values["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return values
 
 
 def linear_scaling(block_size: int) -> dict[str, Any]:
