@@ -107,19 +107,22 @@ def _read_directory(path: Path) -> Text:
     listing = list_files(path)
     parts = read_text_files(path, listing.files)
 
+    # What is not part of the text.
     skipped_files = [file for file in listing.files if str(file.relative_to(path)) not in parts]
     size = sum(len(part) for part in parts.values())
     skipped = _describe_skipped(skipped_files, size)
     if listing.note:
         skipped.append(listing.note)
     note = f"; skipped {' and '.join(skipped)}" if skipped else ""
+
     if not parts:
         fix = "choose a different --data.path"
         if any(file.suffix == ".bin" for file in listing.files):
             fix += ", or rename files of token ids to train.bin and val.bin"
         raise UserError(f"no text files in {path}{note}: {fix}")
-    text = Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{_note_on_formats(parts)}{note}")
-    return replace(text, source=text.source + _note_on_markers(text.data, path))
+    source = f"{plural(len(parts), 'text file')} in {path}{_note_on_formats(parts)}{note}"
+    text = Text.of(parts, source)
+    return replace(text, source=source + _note_on_markers(text.data, path))
 
 
 def _describe_skipped(files: Sequence[Path], text_bytes: int) -> list[str]:
@@ -138,8 +141,8 @@ def _describe_skipped(files: Sequence[Path], text_bytes: int) -> list[str]:
 
 def _note_on_formats(names: Iterable[str]) -> str:
     """Return a note on files of other formats that are read as text, such as "; 30 JSON files read as plain text", or ""."""
-    kinds = Counter(AS_TEXT.get(Path(name).suffix.lower(), "") for name in names)
-    del kinds[""]
+    suffixes = [Path(name).suffix.lower() for name in names]
+    kinds = Counter(AS_TEXT[suffix] for suffix in suffixes if suffix in AS_TEXT)
     if not kinds:
         return ""
     files = " and ".join(plural(number, f"{kind} file") for kind, number in kinds.items())

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jaxgpt.data.tokenizers.added_tokens import AddedToken, read_added_tokens, read_decoder
 from jaxgpt.data.tokenizers.declared_tokens import declared_in, merged, token_text
 from jaxgpt.data.tokenizers.special import EXTRA, IDS, SpecialTokens
-from jaxgpt.data.tokenizers.transformers_class import TokenizerClass, read_class
+from jaxgpt.data.tokenizers.transformers_class import NO_CLASS, TokenizerClass, read_class
 from jaxgpt.directories import (
     ADDED_TOKENS,
     CHAT_TEMPLATE,
@@ -35,7 +35,7 @@ class SpecialFiles(NamedTuple):
 
     tokens: SpecialTokens
     added: list[AddedToken]  # sorted by id
-    tokenizer_class: TokenizerClass = TokenizerClass()  # options with precedence over tokenizer.json
+    tokenizer_class: TokenizerClass = NO_CLASS  # options with precedence over tokenizer.json
 
 
 def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:

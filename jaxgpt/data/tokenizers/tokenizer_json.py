@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
-from jaxgpt.data.tokenizers.transformers_class import TokenizerClass
+from jaxgpt.data.tokenizers.transformers_class import NO_CLASS, TokenizerClass
 from jaxgpt.data_settings import NAMED_TOKENIZERS
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes
@@ -24,7 +24,7 @@ FILE_BYTES = 1 << 27  # maximum size of a tokenizer.json in bytes: 4x the larges
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
     """Read a tokenizer.json, without special tokens of other files; raise `UserError` if it cannot be read."""
-    library = read_library_file(path, TokenizerClass())
+    library = read_library_file(path, NO_CLASS)
     return built_in(library) or call_tokenizers(lambda: SubwordTokenizer(library), str(path))
 
 

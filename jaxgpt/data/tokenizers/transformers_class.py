@@ -27,8 +27,8 @@ PREPEND = {"type": "Prepend", "prepend": SPACE}
 class TokenizerClass(NamedTuple):
     """A class of transformers, and the content of tokenizer_config.json."""
 
-    name: str = ""  # without "Fast"; empty: tokenizer.json is used as it is
-    options: Mapping[str, Any] = {}
+    name: str  # without "Fast"; empty: tokenizer.json is used as it is
+    options: Mapping[str, Any]
 
     @property
     def keeps_bos(self) -> bool:
@@ -75,11 +75,15 @@ class TokenizerClass(NamedTuple):
         }
 
 
+# tokenizer.json is used as it is.
+NO_CLASS = TokenizerClass(name="", options={})
+
+
 def read_class(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
     """Return the class that transformers uses, from the contents of tokenizer_config.json and of the model's config.json."""
     kind = config.get("model_type")
     if kind in AS_IN_FILE:
-        return TokenizerClass()
+        return NO_CLASS
     name = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class") or CLASS_OF.get(str(kind), "")
     return TokenizerClass(str(name).removesuffix("Fast"), tokenizer_config)
 
