@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import About, Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import DataConfig
 from jaxgpt.data import Data
@@ -116,7 +116,7 @@ class DataRecord:
         return f"; {'; '.join(notes)}" if notes else ""
 
 
-def about_data(data: Data) -> dict[str, object]:
+def about_data(data: Data) -> About:
     """Return the entries of checkpoint.json that identify the data of its run; `DataRecord` reads them."""
     sources = list(data.recorded.fingerprints) or [data.fingerprint]
     parts = data.parts or (data,)

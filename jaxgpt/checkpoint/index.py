@@ -111,15 +111,15 @@ def check_deleted(directory: Path, step: int) -> None:
 
 
 def best_step(infos: Mapping[int, Info]) -> int:
-    """Return the step with the lowest ranking (`Info.val_loss`); without rankings, the last step.
+    """Return the step with the lowest ranking; without rankings, the last step.
 
     Only checkpoints with the validation data and the evaluator of the last checkpoint are compared.
     """
     last = ranked_on(infos, max(infos))
     comparable = {step: info for step, info in infos.items() if ranked_on(infos, step) == last}
-    losses = [(info.val_loss, step) for step, info in comparable.items() if info.val_loss is not None]
-    if losses:
-        _, step = min(losses)
+    rankings = [(info.ranking, step) for step, info in comparable.items() if info.ranking is not None]
+    if rankings:
+        _, step = min(rankings)
         return step
     return max(infos)
 

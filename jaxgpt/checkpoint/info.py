@@ -9,10 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from jaxgpt.atomic import write_atomically
 from jaxgpt.config import Config
@@ -24,31 +23,56 @@ from jaxgpt.strict_json import parse_json
 SEAL = "checkpoint.json"
 
 
+FrozenPart = Literal["base", "frozen"]  # names of checksums of frozen arrays
+
+
+class About(TypedDict, total=False):
+    """Facts about the run of a checkpoint. Imported weights have only `config`, `base` and `given`, or nothing.
+
+    Version 0.1.0 did not record `sources`, `data_tokens`, `boundaries`, `held_out`, `files`, `given` and `since_best`.
+    """
+
+    config: dict[str, Any]  # settings of the run
+    versions: dict[str, str]  # versions of the software (`jaxgpt.provenance.versions`)
+    # The data (`about_data`).
+    data: str  # fingerprint of all data
+    sources: list[str]  # fingerprint of each source in the settings
+    data_tokens: int
+    boundaries: dict[str, int | None]  # `Recorded.boundary` of each open source, keyed by fingerprint
+    held_out: bool  # whether the training data exclude the validation data
+    files: dict[str, dict[str, str]]  # digest of each file, keyed by the fingerprint of the source and by path
+    # The parts that a resumed run must receive again (`RunParts`).
+    base: str  # SHA-256 of the base of adapters or, without adapters, of the frozen arrays of the objective
+    frozen: str  # with adapters, SHA-256 of the frozen arrays of the objective
+    given: Mapping[str, str]  # names of the parts given in Python, keyed by part; "": a part without a name
+    # The best evaluation so far (`Best`).
+    best: tuple[float, int]  # its ranking and step; absent: no evaluation had a finite ranking
+    since_best: int  # number of evaluations after it
+
+
 @dataclass(frozen=True)
 class Info:
     """Content of checkpoint.json."""
 
     step: int  # number of steps taken
-    val_loss: float | None = None  # ranking of the first evaluator, by default the validation loss; None: no ranking
+    ranking: float | None = (
+        None  # ranking by the first evaluator, lower is better (`val_loss` in the file); None: no ranking
+    )
     tokens: int = 0  # number of tokens in the windows of all training steps so far
     temporary: bool = False  # whether written by a timer or when training stops; deleted after the next checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, digests, given parts, best loss
+    about: About = field(default_factory=About)
     sha256: Mapping[str, str] = field(default_factory=dict)  # file digests, keyed by path, including checkpoint.json
 
     @property
     def ranked_by(self) -> str | None:
         """Name of the evaluator given in Python that ranked the checkpoint; "": from the settings; None: not recorded."""
-        return self._given("evaluators")
+        given = self.about.get("given")
+        return None if given is None else given.get("evaluators", "")
 
     @property
-    def model(self) -> str | None:
-        """Name of the subclass of GPT that was given in Python; "": a plain GPT; None: not recorded."""
-        return self._given("model")
-
-    def _given(self, part: str) -> str | None:
-        """Return the name of a part of the run that was given in Python; "": not given; None: not recorded."""
-        given = self.about.get("given")
-        return None if given is None else given.get(part, "")
+    def model(self) -> str:
+        """Name of the subclass of GPT that was given in Python; "": a plain GPT, or not recorded."""
+        return self.about.get("given", {}).get("model", "")
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
@@ -69,26 +93,37 @@ def seal(path: Path, info: Info) -> None:
     write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
 
 
-def _render(info: Info) -> str:
-    """Format the content of checkpoint.json, including its own digest."""
-    values = asdict(info)
-    values["sha256"].pop(SEAL, None)
-    content = json.dumps(values, allow_nan=False)
-    values["sha256"][SEAL] = hashlib.sha256(content.encode()).hexdigest()
-    return json.dumps(values, indent=1) + "\n"
-
-
 def read_info(path: Path) -> Info:
     """Read the checkpoint.json of a checkpoint; raise `UserError` if it is unreadable or has changed."""
     text = read_bytes(path / SEAL)
-    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
-        info = Info(**parse_json(text, SEAL))
-        if info.step == int(path.name) and _render(info).encode() == text:
-            return info
-    raise UserError(f"{SEAL} has changed since it was written")
+    try:
+        values = parse_json(text, SEAL)
+        info = Info(ranking=values.pop("val_loss"), **values)
+        is_intact = info.step == int(path.name) and _render(info).encode() == text
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # not JSON, or not an `Info`
+        is_intact = False
+    if not is_intact:
+        raise UserError(f"{SEAL} has changed since it was written")
+    return info
 
 
 def replace_info(path: Path, info: Info) -> None:
     """Replace the checkpoint.json of a sealed checkpoint, except its digests, atomically."""
     digests = read_info(path).sha256
     write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
+
+
+def _render(info: Info) -> str:
+    """Format the content of checkpoint.json. The last digest is its own: the digest of all values before, in one line."""
+    digests = {name: digest for name, digest in info.sha256.items() if name != SEAL}
+    values = {
+        "step": info.step,
+        "val_loss": info.ranking,
+        "tokens": info.tokens,
+        "temporary": info.temporary,
+        "about": info.about,
+        "sha256": digests,
+    }
+    content = json.dumps(values, allow_nan=False)
+    digests[SEAL] = hashlib.sha256(content.encode()).hexdigest()
+    return json.dumps(values, indent=1) + "\n"

@@ -22,8 +22,8 @@ def steps_to_keep(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
     rankings: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for step in lasting:
         info = infos[step]
-        if info.val_loss is not None:
-            rankings[ranked_on(infos, step)].append((info.val_loss, step))
+        if info.ranking is not None:
+            rankings[ranked_on(infos, step)].append((info.ranking, step))
     best = []
     for ranked in rankings.values():
         best += [step for _, step in sorted(ranked)[: train.keep_best]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxgpt.atomic import sync_directory
 from jaxgpt.checkpoint.index import PARTIAL
-from jaxgpt.checkpoint.info import Info, replace_info, seal
+from jaxgpt.checkpoint.info import About, Info, replace_info, seal
 from jaxgpt.checkpoint.retention import prune
 from jaxgpt.checkpoint.store import import_orbax, state_parts
 from jaxgpt.config import TrainConfig
@@ -114,7 +114,7 @@ def failed_writes() -> Iterator[None]:
         raise WriteFailed(reason, number) from None
 
 
-def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
+def save_params(directory: Path, params: Any, about: About) -> None:
     """Write weights without optimizer state as the checkpoint of step 0, with little additional memory."""
     ocp = import_orbax()
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import SEAL, Info, read_info
+from jaxgpt.checkpoint.info import SEAL, FrozenPart, Info, read_info
 from jaxgpt.checkpoint.intact import resolve_weights
 from jaxgpt.checkpoint.match import first_difference, name_difference
 from jaxgpt.checkpoint.needed import needed_runs, recorded_checkpoint
@@ -184,7 +184,7 @@ def open_base_of(path: str | Path, model: ModelConfig) -> WeightSource:
     return base
 
 
-def check_base(run: Run, source: WeightSource, base: FrozenBase, part: str = "base") -> None:
+def check_base(run: Run, source: WeightSource, base: FrozenBase, part: FrozenPart = "base") -> None:
     """Raise `UserError` if frozen weights differ from the frozen weights that the checkpoints of a run record.
 
     Args:

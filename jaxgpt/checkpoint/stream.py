@@ -7,7 +7,7 @@ Orbax's arrays, replaces each array with its values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxgpt.checkpoint.index import PARTIAL
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import About, Info
 from jaxgpt.checkpoint.saver import commit, failed_writes
 from jaxgpt.checkpoint.store import check_shapes, import_orbax
 from jaxgpt.model.params import flatten_params
@@ -27,9 +27,7 @@ CHUNK = 2**24
 UNCOMPRESSED = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
-def stream_params(
-    directory: Path, like: Any, arrays: Iterable[tuple[str, np.ndarray]], about: Mapping[str, Any]
-) -> None:
+def stream_params(directory: Path, like: Any, arrays: Iterable[tuple[str, np.ndarray]], about: About) -> None:
     """Write weights without optimizer state as the checkpoint of step 0, holding one array at a time.
 
     Args:

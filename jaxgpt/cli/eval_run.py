@@ -182,14 +182,15 @@ def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceR
     """Compute the divergence from the teacher of a run, on answers to prompts."""
     teacher = open_reference(lm.config, run)
     assert teacher is not None
-    program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher)
+    program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher.argument)
     evaluator = HeldOutDivergence()
     return _finished(evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity)))
 
 
 def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
-    program = build_program(_on_this_machine(lm.config), frozen=open_reference(lm.config, run))
+    reference = open_reference(lm.config, run)
+    program = build_program(_on_this_machine(lm.config), frozen=reference.argument if reference else None)
 
     def loss(params: Any) -> Evaluation:
         return _finished(evaluate(program, program.put_params(params), split, Watch(progress=activity)))

@@ -107,7 +107,7 @@ def read_state(run: Run, config: Config) -> RunState:
         init_from=config.init_from,
         data=_data(config),
         trained=_trained(lines, infos, config),
-        checkpoints=[SavedStep(step, info.val_loss, info.ranked_by or "") for step, info in infos.items()],
+        checkpoints=[SavedStep(step, info.ranking, info.ranked_by or "") for step, info in infos.items()],
         fewer_windows=_fewer_windows(lines, config),
         damaged=damaged,
         best=best_step(infos) if infos and not damaged else None,

@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE, FrozenWeights
+from jaxgpt.trainer.frozen_sources import FrozenWeights
 
 # Settings of the model that do not change its logits, or change only the maximum number of positions.
 WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
@@ -124,4 +124,4 @@ def open_reference(config: Config, run: Run) -> FrozenWeights | None:
         return None
     is_next_to_base = bool(run.config().lora.rank) and config.post.is_distillation
     source = open_source(*parse_checkpoint(path), reference_part(config))
-    return FrozenWeights(source, run, NEXT_TO_BASE if is_next_to_base else BASE)
+    return FrozenWeights(source, run, "frozen" if is_next_to_base else "base")

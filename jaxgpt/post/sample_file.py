@@ -41,7 +41,7 @@ class SampleFile(Listener):
         # A resumed run repeats the evaluations after its checkpoint, and the evaluation of its checkpoint unless the checkpoint
         # records the result. A killed run may leave an incomplete line.
         last = checkpoints(run.checkpoints).get(step)
-        is_evaluated = last is not None and last.val_loss is not None
+        is_evaluated = last is not None and last.ranking is not None
         last_kept = step if is_evaluated else step - 1
         kept = b""
         for line in self.path.read_bytes().splitlines(keepends=True):

@@ -64,7 +64,7 @@ def find_memorized(samples: Sequence[Sequence[int]], data: Data, progress: Progr
     return TrainingSpans(spans, float(median(lengths)))
 
 
-class _Found(NamedTuple):
+class _SourceSpan(NamedTuple):
     """The longest span of a sample in a source.
 
     Attributes:
@@ -78,18 +78,18 @@ class _Found(NamedTuple):
     offset: int
 
 
-def _search(samples: Sequence[ArrayLike], data: Data, progress: Progress) -> list[_Found]:
+def _search(samples: Sequence[ArrayLike], data: Data, progress: Progress) -> list[_SourceSpan]:
     """Find the longest span of each sample, in the first source that has it. No span crosses the end of a source."""
     by_source = []
     offset = 0
     for source in data.parts or (data,):
         matches = longest_matches(samples, source.train, progress)
-        by_source.append([_Found(match, source, offset) for match in matches])
+        by_source.append([_SourceSpan(match, source, offset) for match in matches])
         offset += len(source.train)
     return [max(found, key=lambda one: one.match.length) for found in zip(*by_source, strict=True)]
 
 
-def _describe(sample: Sequence[int], found: _Found) -> Memorized:
+def _describe(sample: Sequence[int], found: _SourceSpan) -> Memorized:
     """Describe the longest span of a sample, with the texts around it in its source."""
     match, source, offset = found
     if not match.length:

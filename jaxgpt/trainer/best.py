@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import About, Info
 from jaxgpt.config import TrainConfig
 
 
@@ -28,12 +28,11 @@ class Best(NamedTuple):
             return Best(ranking, step)
         return self._replace(since=self.since + 1)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> About:
         """Return the entries of the best evaluation in a checkpoint's `Info.about`."""
-        counted = {"since_best": self.since}
         if math.isinf(self.ranking):
-            return counted
-        return {"best": (self.ranking, self.step), **counted}
+            return {"since_best": self.since}
+        return {"best": (self.ranking, self.step), "since_best": self.since}
 
 
 def best_before(first: Info, fingerprint: Any, ranked_by: str) -> Best:
@@ -60,13 +59,13 @@ def best_before(first: Info, fingerprint: Any, ranked_by: str) -> Best:
 def evaluations_since_best(info: Info) -> int:
     """Return the number of evaluations after the best evaluation, up to a checkpoint."""
     if "since_best" in info.about:
-        return int(info.about["since_best"])
+        return info.about["since_best"]
     if "best" not in info.about:
         return 0
     # Older versions did not record the number: count the multiples of `train.eval_every` after the best step.
     _, best_step = info.about["best"]
     every = info.config().train.eval_every
-    evaluated = info.step if info.val_loss is not None else info.step - 1
+    evaluated = info.step if info.ranking is not None else info.step - 1
     return int(evaluated // every - best_step // every)
 
 

@@ -23,7 +23,7 @@ def plan_calls(last: Info | None, until: int | None, train: TrainConfig, whole: 
     """
     first = last.step if last else 0
     end = train.steps if until is None else min(until, train.steps)
-    if first and last and last.val_loss is None and is_evaluated(first, train):
+    if first and last and last.ranking is None and is_evaluated(first, train):
         yield range(first, first)
     if whole:
         _check_whole(first, end, train)

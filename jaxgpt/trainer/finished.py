@@ -31,7 +31,7 @@ def why_finished(run: Run, config: Config) -> str:
         return ""
     check_resume(last.config(), config, step)
     train = config.train
-    if train.epochs or last.val_loss is None:
+    if train.epochs or last.ranking is None:
         return ""
     if step >= train.steps:
         reason = f"already at {train.steps}/{train.steps}: {run.path} is finished; raise --train.steps to train longer"

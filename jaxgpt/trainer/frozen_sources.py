@@ -5,11 +5,12 @@ The arrays are opened before the program is built, so that processes can compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxgpt.checkpoint.info import FrozenPart
 from jaxgpt.checkpoint.match import first_difference
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.placement import Place
@@ -20,26 +21,22 @@ from jaxgpt.errors import UserError
 from jaxgpt.model.params import abstract_params
 from jaxgpt.trainer.start import Start
 
-# Names of checksums in checkpoints. With adapters, the arrays of the objective have their own name.
-BASE = "base"
-NEXT_TO_BASE = "frozen"
-
 
 @dataclass
 class FrozenWeights:
-    """Frozen weights of a checkpoint: a function that reads them onto the devices of a program.
+    """Frozen weights of a checkpoint, which `build` reads onto the devices of its program.
 
     Attributes:
         source: checkpoint to read the weights from.
-        run: run that was trained with these weights: the resumed run or, for adapters, the run to start from; None: a new run.
-        part: name of the checksum, as for `check_base`.
-        checksum: SHA-256 of the arrays, set by the call; "" before.
+        trained: run that was trained with these weights, and recorded their checksum: the resumed run or, for adapters, the
+            run to start from; None: a new run.
+        part: name of the checksum in checkpoints.
     """
 
     source: WeightSource
-    run: Run | None
-    part: str = BASE
-    checksum: str = ""
+    trained: Run | None
+    part: FrozenPart = "base"
+    _checksum: str | None = field(default=None, init=False)  # None: not read
 
     @property
     def digest(self) -> str:
@@ -48,16 +45,22 @@ class FrozenWeights:
 
     @property
     def argument(self) -> Any:
-        """The argument `frozen` of `build`: this function, which `build` calls with the `Place` of the program."""
-        return self
+        """The argument `frozen` of `build`: the function that reads the weights."""
+        return self.read
 
-    def __call__(self, place: Place) -> Any:
+    def read(self, place: Place) -> Any:
         """Read the weights; raise `UserError` if the run was trained with different weights."""
         frozen = self.source.read_frozen(place)
-        if self.run:
-            check_base(self.run, self.source, frozen, self.part)
-        self.checksum = frozen.checksum
+        if self.trained:
+            check_base(self.trained, self.source, frozen, self.part)
+        self._checksum = frozen.checksum
         return frozen.params
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the arrays, which `read` must have read."""
+        assert self._checksum is not None, "build has read the weights"
+        return self._checksum
 
 
 class FrozenArrays(NamedTuple):
@@ -82,20 +85,19 @@ class FrozenArrays(NamedTuple):
         return self.arrays
 
 
-def open_adapter_base(start: Start, owner: Run | None) -> FrozenWeights | None:
-    """Open the base of adapters without reading it; None: random weights.
-
-    `owner` was trained with this base: the resumed run, or the run to start from; None: a new run.
-    """
+def open_adapter_base(start: Start, trained: Run | None) -> FrozenWeights | None:
+    """Open the base of adapters without reading it; None: random weights. `trained` as in `FrozenWeights`."""
     config = start.config
     if not config.init_from:
         return None
-    run = start.resumed
-    source = open_base(run, config) if run else open_base_of(config.init_from, config.model)
-    return FrozenWeights(source, owner)
+    if start.resumed:
+        source = open_base(start.resumed, config)
+    else:
+        source = open_base_of(config.init_from, config.model)
+    return FrozenWeights(source, trained)
 
 
-def open_frozen(start: Start, part: str) -> FrozenWeights | FrozenArrays:
+def open_frozen(start: Start, part: FrozenPart) -> FrozenWeights | FrozenArrays:
     """Open the weights of `Start.frozen` without reading them, or compute the checksum of its arrays."""
     frozen = start.frozen
     if isinstance(frozen, str):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import optax
 
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import About, FrozenPart, Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
@@ -26,21 +26,25 @@ class RunParts(NamedTuple):
     Attributes:
         given: names of the parts that are given in Python, keyed by part.
         has_evaluators: whether evaluators are given in Python, including evaluators with the ranking of the settings.
-        checksums: SHA-256 of the frozen arrays, keyed by their names in checkpoints (`frozen_sources`).
+        checksums: SHA-256 of the frozen arrays, keyed by their names in checkpoints.
     """
 
     given: Mapping[str, str]
     has_evaluators: bool
-    checksums: Mapping[str, str]
+    checksums: Mapping[FrozenPart, str]
 
     @property
     def ranked_by(self) -> str:
         """Name of the first evaluator, as `Info.ranked_by`."""
         return self.given.get("evaluators", "")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> About:
         """Return the entries of these parts in a checkpoint's `Info.about`."""
-        return {**self.checksums, "given": self.given}
+        about = About()
+        for part, checksum in self.checksums.items():
+            about[part] = checksum
+        about["given"] = self.given
+        return about
 
 
 @runtime_checkable
@@ -129,8 +133,7 @@ def changed_ranking(last: Info, parts: RunParts) -> str:
 def recorded_parts(info: Info) -> Mapping[str, str]:
     """Return the parts of a checkpoint given in Python; older versions recorded only the checksum of frozen arrays."""
     if "given" in info.about:
-        given: Mapping[str, str] = info.about["given"]
-        return given
+        return info.about["given"]
     config = info.config()
     has_frozen = bool(info.about.get("base")) and not has_frozen_settings(config)
     return {"frozen": ""} if has_frozen else {}

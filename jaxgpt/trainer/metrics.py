@@ -80,7 +80,7 @@ def _lines_before(last: Info, lines: Iterable[dict[str, Any]]) -> list[dict[str,
         # The checkpoint of step s precedes update s: keep the val_loss of step s, but drop the loss of step s.
         is_later = line["step"] > last.step or (line["step"] == last.step and "loss" in line)
         # An evaluation that the checkpoint does not record is repeated.
-        is_repeated = last.val_loss is None and line["step"] == last.step and "val_data" in line
+        is_repeated = last.ranking is None and line["step"] == last.step and "val_data" in line
         if is_later or is_repeated:
             continue
         # Version 0.1.0 recorded no `val_data`; the data of its runs did not change.

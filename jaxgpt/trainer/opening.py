@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jaxgpt.atomic import check_renames
 from jaxgpt.checkpoint.index import saved_steps
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import FrozenPart, Info
 from jaxgpt.checkpoint.intact import latest_valid
 from jaxgpt.checkpoint.match import name_difference
 from jaxgpt.checkpoint.new_run import new_run
@@ -27,7 +27,6 @@ from jaxgpt.directories import NEW
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.locks import sole_writer
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.trainer.frozen_sources import BASE, NEXT_TO_BASE
 from jaxgpt.trainer.given import RunParts, changed_ranking, check_given
 from jaxgpt.trainer.phases import changed_sources
 from jaxgpt.trainer.program import Program
@@ -138,10 +137,10 @@ def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note
 def _check_parts(run: Run, program: Program, last: Info, parts: RunParts) -> None:
     """Check that the run has the parts of the checkpoint `last`: those given in Python, its weights and its frozen arrays."""
     check_given(run, last, parts)
-    if last.model is None:
+    if "given" not in last.about:  # written by version 0.1.0, without the name of the model
         _check_names(run, last, program)
-    for name in (BASE, NEXT_TO_BASE):
-        if last.about.get(name, "") != parts.checksums.get(name, ""):
+    for part in get_args(FrozenPart):
+        if last.about.get(part, "") != parts.checksums.get(part, ""):
             raise UserError(f"the frozen weights of {run.path} have changed since step {last.step}: restore them")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.data_record import about_data
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import About, Info
 from jaxgpt.checkpoint.replacement import delete_replaced
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.saver import Saver
@@ -57,7 +57,12 @@ class Checkpoints:
     def __init__(self, record: Recorder, saver: Saver, data: Data, last: Info | None, parts: RunParts) -> None:
         self.record = record
         self.saver = saver
-        self.about = {"config": asdict(record.config), "versions": versions(), **about_data(data), **parts.about()}
+        self.about: About = {
+            "config": asdict(record.config),
+            "versions": versions(),
+            **about_data(data),
+            **parts.about(),
+        }
         self._tokenizer = data.tokenizer
         self._poll = Poll(record.program.mesh, LAG)
         self._run = Run(saver.directory.parent)
@@ -65,7 +70,7 @@ class Checkpoints:
         self._saved_at = time.perf_counter()
 
         first = record.first
-        self.evaluated = first.step if first.val_loss is not None else 0
+        self.evaluated = first.step if first.ranking is not None else 0
         self.best = best_before(first, data.fingerprint, parts.ranked_by)
 
     def evaluation(self, state: Any, ranking: float) -> None:
@@ -95,7 +100,7 @@ class Checkpoints:
         step = record.step
         info = Info(
             step=step,
-            val_loss=ranking,
+            ranking=ranking,
             tokens=record.tokens(step),
             temporary=temporary,
             about=self.about | self.best.about(),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import Info
+from jaxgpt.checkpoint.info import FrozenPart, Info
 from jaxgpt.checkpoint.needed import needed_runs
 from jaxgpt.checkpoint.new_path import check_free
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
@@ -68,7 +68,7 @@ class Start(NamedTuple):
         options = {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.resumed)}
         return versions() | options | flat(self.config)
 
-    def parts(self, program: Program, checksums: Mapping[str, str]) -> RunParts:
+    def parts(self, program: Program, checksums: Mapping[FrozenPart, str]) -> RunParts:
         """Return the parts that a resumed run must receive again; `checksums` as in `RunParts`."""
         given = dict(program.given)
         config = program.config

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import SEAL, read_info
+from jaxgpt.checkpoint.info import SEAL, FrozenPart, read_info
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.source import WeightSource, open_source
@@ -16,8 +16,6 @@ from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.errors import UserError
 from jaxgpt.train.adapters import FrozenParts
 from jaxgpt.trainer.frozen_sources import (
-    BASE,
-    NEXT_TO_BASE,
     FrozenArrays,
     FrozenWeights,
     open_adapter_base,
@@ -25,7 +23,8 @@ from jaxgpt.trainer.frozen_sources import (
 )
 from jaxgpt.trainer.start import Start
 
-FACTS = {BASE: "the frozen weights", NEXT_TO_BASE: "the reference"}  # names in errors, keyed by names in checkpoints
+# Names in errors, keyed by names in checkpoints.
+FACTS: dict[FrozenPart, str] = {"base": "the frozen weights", "frozen": "the reference"}
 
 
 class InitialWeights(NamedTuple):
@@ -50,20 +49,21 @@ class InitialWeights(NamedTuple):
     @property
     def frozen_argument(self) -> Any:
         """The argument `frozen` of `build`."""
+        base = self.base.argument if self.base else None
         if self.frozen is None:
-            return self.base
+            return base
         if self.has_adapters:
-            return FrozenParts(self.base, self.frozen.argument)
+            return FrozenParts(base, self.frozen.argument)
         return self.frozen.argument
 
     @property
-    def frozen_parts(self) -> dict[str, FrozenWeights | FrozenArrays]:
+    def frozen_parts(self) -> dict[FrozenPart, FrozenWeights | FrozenArrays]:
         """The frozen arrays, keyed by the names of their checksums in checkpoints."""
-        parts: dict[str, FrozenWeights | FrozenArrays] = {}
+        parts: dict[FrozenPart, FrozenWeights | FrozenArrays] = {}
         if self.base is not None:
-            parts[BASE] = self.base
+            parts["base"] = self.base
         if self.frozen is not None:
-            parts[NEXT_TO_BASE if self.has_adapters else BASE] = self.frozen
+            parts["frozen" if self.has_adapters else "base"] = self.frozen
         return parts
 
     def facts(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class InitialWeights(NamedTuple):
             facts["the optimizer state of --init-from"] = read_info(self.state).sha256[SEAL]
         return facts
 
-    def checksums(self) -> dict[str, str]:
+    def checksums(self) -> dict[FrozenPart, str]:
         """Return the checksums that checkpoints record and a resumed run must match; call this after building the program."""
         return {name: part.checksum for name, part in self.frozen_parts.items() if part.checksum}
 
@@ -102,7 +102,7 @@ def open_weights(start: Start) -> InitialWeights:
     if config.lora.rank:
         weights = _open_adapters(start, run or origin)
     else:
-        weights = InitialWeights(frozen=open_frozen(start, BASE))
+        weights = InitialWeights(frozen=open_frozen(start, "base"))
         if config.init_from and is_first and state is None:
             initial = open_source(*parse_checkpoint(config.init_from))
             weights = weights._replace(initial=initial)
@@ -117,10 +117,10 @@ def open_weights(start: Start) -> InitialWeights:
     return weights._replace(state=state, tokenizer=tokenizer)
 
 
-def _open_adapters(start: Start, owner: Run | None) -> InitialWeights:
-    """Open the base of adapters, and the arrays of the objective; `owner` as for `open_adapter_base`."""
-    base = open_adapter_base(start, owner)
-    frozen = open_frozen(start, NEXT_TO_BASE)
+def _open_adapters(start: Start, trained: Run | None) -> InitialWeights:
+    """Open the base of adapters, and the arrays of the objective; `trained` as in `FrozenWeights`."""
+    base = open_adapter_base(start, trained)
+    frozen = open_frozen(start, "frozen")
     has_own = bool(frozen.digest)
     return InitialWeights(has_adapters=True, base=base, frozen=frozen if has_own else None)
 

@@ -49,8 +49,8 @@ def state(step: int, size: int = 8) -> TrainState:
     return TrainState(jnp.asarray(step), {"w": jnp.asarray(values)}, {"m": jnp.asarray(values**2)}, None)
 
 
-def save(saver: Saver, step: int, val_loss: float | None = None, *, temporary: bool = False, size: int = 8) -> None:
-    saver.save(state(step, size), Info(step, val_loss, 10 * step, temporary, {"config": asdict(CONFIG)}))
+def save(saver: Saver, step: int, ranking: float | None = None, *, temporary: bool = False, size: int = 8) -> None:
+    saver.save(state(step, size), Info(step, ranking, 10 * step, temporary, {"config": asdict(CONFIG)}))
 
 
 def keeping(last: int, best: int = 1, every: int = 0) -> Saver:
@@ -283,7 +283,7 @@ def test_reading_while_checkpoints_are_written_and_pruned_finds_no_damage() -> N
         path = FOLDER / f"{step}.partial"
         (path / "params").mkdir(parents=True)
         (path / "params/array").write_bytes(bytes(10_000))
-        seal(path, Info(step, val_loss=1 / step))
+        seal(path, Info(step, ranking=1 / step))
         path.rename(path.with_suffix(""))
         prune(FOLDER, TrainConfig(keep_last=2, keep_best=1))
 
@@ -339,7 +339,7 @@ def test_retention() -> None:
         save(saver, 10, 0.5)
         save(saver, 11)
     assert steps() == [5, 10, 11]
-    assert (checkpoints(FOLDER)[10].val_loss, checkpoints(FOLDER)[10].tokens) == (0.5, 100)
+    assert (checkpoints(FOLDER)[10].ranking, checkpoints(FOLDER)[10].tokens) == (0.5, 100)
 
 
 def test_a_loss_recorded_later_counts() -> None:
@@ -350,7 +350,7 @@ def test_a_loss_recorded_later_counts() -> None:
         assert find_damage(FOLDER / "1") == ""
         save(saver, 2, 0.2)
         save(saver, 3, 0.3)
-    assert {step: info.val_loss for step, info in checkpoints(FOLDER).items()} == {1: 0.1, 3: 0.3}
+    assert {step: info.ranking for step, info in checkpoints(FOLDER).items()} == {1: 0.1, 3: 0.3}
     flip(array_file(FOLDER / "3"), 20)
     with keeping(last=1) as saver:
         saver.save_info(Info(3, 0.2))

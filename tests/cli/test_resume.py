@@ -224,7 +224,7 @@ def test_patience_counts_the_evaluations_of_a_run_not_its_steps(run: Path) -> No
     last = run / "checkpoints/4"
     info = read_info(last)
     config = Run(run).config()
-    recorded = {**info.about, "best": [info.val_loss, 2], "since_best": 1}
+    recorded = {**info.about, "best": [info.ranking, 2], "since_best": 1}
     older = {name: value for name, value in recorded.items() if name != "since_best"}
     for about in (recorded, older):
         seal(last, replace(info, about=about))
@@ -237,7 +237,7 @@ def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
     """A run killed during its last evaluation is at the last step, but unfinished."""
     straight = comparable(run)
     last = run / "checkpoints/4"
-    seal(last, replace(read_info(last), val_loss=None, temporary=True))
+    seal(last, replace(read_info(last), ranking=None, temporary=True))
     (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in straight[:-1]))
     assert resume("run").code == 0
     assert comparable(run) == straight
@@ -383,7 +383,7 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     shutil.rmtree("run/checkpoints")
     Path("run/checkpoints").mkdir()
     better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
-    seal(better, replace(read_info(better), val_loss=0.1))
+    seal(better, replace(read_info(better), ranking=0.1))
     Path("link").symlink_to("base")
     linked = ["link" if word == "base" else word for word in command]
     for again in (["train", "--resume", "--out", "run"], [*command, "--resume"], [*linked, "--resume"]):

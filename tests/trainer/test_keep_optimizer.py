@@ -56,7 +56,7 @@ def test_moments_are_those_of_the_last_checkpoint_and_the_schedule_starts_again(
     optim = OptimConfig(name=name, warmup_steps=3, ema_decay=0.9)
     state = first(replace(small_run(), optim=optim))
     best = read_info(Path("first/checkpoints/4"))
-    seal(Path("first/checkpoints/4"), replace(best, val_loss=0.0))
+    seal(Path("first/checkpoints/4"), replace(best, ranking=0.0))
     config = second(**{"optim.warmup_steps": 2, "train.steps": 3})
     assert config.state_from == config.init_from == f"{Path.cwd()}/first/checkpoints/8", "the last, not the best"
 

@@ -83,7 +83,7 @@ def differences(a: Path, b: Path) -> list[str]:
         found.append("config.json")
     if comparable(a) != comparable(b):
         found.append("metrics.jsonl")
-    kept, others = ({s: i.val_loss for s, i in checkpoints(run / "checkpoints").items()} for run in (a, b))
+    kept, others = ({s: i.ranking for s, i in checkpoints(run / "checkpoints").items()} for run in (a, b))
     if kept != others:
         return [*found, "which checkpoints are kept"]
     abstract = build(Run(a).config()).abstract.state

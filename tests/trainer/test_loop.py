@@ -128,7 +128,7 @@ def test_steps_per_call_do_not_change_a_run() -> None:
 
 def test_a_run_writes_checkpoints_and_metrics() -> None:
     run(small_run(), "out")
-    losses = {step: info.val_loss for step, info in checkpoints(Path("out/checkpoints")).items()}
+    losses = {step: info.ranking for step, info in checkpoints(Path("out/checkpoints")).items()}
     assert list(losses) == [4, 8]
     lines = list(read_metrics(Path("out/metrics.jsonl")))
     assert [line["step"] for line in lines if "loss" in line] == list(range(8))
@@ -322,7 +322,7 @@ def test_a_ranking_that_is_no_number_loses_no_step(worst: Any) -> None:
     Path("text.txt").write_text(TEXT)
     train(Start(small_run(), "out", evaluators=(evaluator,)), Noted())
     found = checkpoints(Path("out/checkpoints"))
-    assert {step: info.val_loss for step, info in found.items()} == {4: None, 8: 2.5}
+    assert {step: info.ranking for step, info in found.items()} == {4: None, 8: 2.5}
     assert found[4].about["since_best"] == 0, "a resume repeats this evaluation, and then counts it"
     assert [note for note in notes if "ranking" in note] == [
         f"the ranking of the evaluation at step 4 is {float(worst)}, so its checkpoint has no rank"
@@ -661,7 +661,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     assert every.windows == lines[8]["val_windows"] > 3
     assert lines[8]["val_loss"] == every.loss != some.loss
     infos = checkpoints(Path("out/checkpoints"))
-    assert (infos[4].val_loss, infos[8].val_loss) == (lines[4]["val_loss"], every.ranking)
+    assert (infos[4].ranking, infos[8].ranking) == (lines[4]["val_loss"], every.ranking)
     np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 

@@ -338,13 +338,13 @@ def test_losses_on_different_validation_data_are_not_compared() -> None:
     """Weights do not change the validation data; a new source does."""
     leg("a.txt=1 b.txt=1", 4)
     before = checkpoints(Path("legs/checkpoints"))[4]
-    seal(Path("legs/checkpoints/4"), replace(before, val_loss=0.0, about=before.about | {"best": [0.0, 4]}))
+    seal(Path("legs/checkpoints/4"), replace(before, ranking=0.0, about=before.about | {"best": [0.0, 4]}))
     leg("a.txt=1 b.txt=2", 8)
     assert checkpoints(Path("legs/checkpoints"))[8].about["best"] == [0.0, 4]
     assert resolve_step(Path("legs/checkpoints"), "best") == 4
     leg("a.txt=1 c.txt=2", 12, steps=16)
     infos = checkpoints(Path("legs/checkpoints"))
-    assert infos[12].about["best"] == [infos[12].val_loss, 12]
+    assert infos[12].about["best"] == [infos[12].ranking, 12]
     assert resolve_step(Path("legs/checkpoints"), "best") == 12
     assert 4 in infos, "the best of the earlier validation data is kept"
 

@@ -109,7 +109,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         def save(self, state: Any, info: Info) -> None:
             assert state.step == info.step
             assert info.tokens == info.step * case.train.batch_size * config.model.block_size
-            log(("save", info.step, info.val_loss, info.temporary))
+            log(("save", info.step, info.ranking, info.temporary))
 
     class File(Saver):
         elapsed_seconds = 0.0
@@ -265,7 +265,7 @@ def check_checkpoints(case: Case, outcome: Any) -> None:
         assert not (temporary and loss is not None)
     assert case.of("note") == ([(first,)] if (first,) in case.of("evaluated") and case.last else [])
     due = [s for s in range(first + 1, done + 1) if is_evaluated(s, case.train)]
-    if case.last and first and case.last.val_loss is None and is_evaluated(first, case.train):
+    if case.last and first and case.last.ranking is None and is_evaluated(first, case.train):
         due.insert(0, first)
     evaluated = [s for (s,) in case.of("evaluated")]
     assert evaluated == due[: len(evaluated)]
@@ -295,7 +295,7 @@ def check_end(case: Case, outcome: Any) -> None:
     assert outcome.step >= end or case.stop is not None
     if case.stop is not None and not case.save:
         assert all(event[0] != "steps" for event in case.events[case.stop :])
-    evaluated = (steps,) in case.of("evaluated") or (case.last and case.last.step == steps and case.last.val_loss)
+    evaluated = (steps,) in case.of("evaluated") or (case.last and case.last.step == steps and case.last.ranking)
     assert outcome.stopped == (outcome.step < steps or not evaluated)
 
 
@@ -310,7 +310,7 @@ def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkey
             case = Case(settings, last, stop=dice.randint(0, 40))
             outcome = simulate(case, monkeypatch)
             events += case.events
-            step, loss, _ = case.of("save")[-1] if case.of("save") else (last.step, last.val_loss, None)  # type: ignore[union-attr]
+            step, loss, _ = case.of("save")[-1] if case.of("save") else (last.step, last.ranking, None)  # type: ignore[union-attr]
             loss = 1.0 if (step,) in case.of("note") else loss
             about = {"config": asdict(CONFIG)}
             last = Info(step, loss, step * settings.batch_size * CONFIG.model.block_size, about=about)

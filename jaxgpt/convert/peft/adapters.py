@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.checkpoint.index import weights_at
+from jaxgpt.checkpoint.info import About
 from jaxgpt.checkpoint.new_path import check_new_run
 from jaxgpt.checkpoint.new_run import complete_run
 from jaxgpt.checkpoint.paths import parse_checkpoint
@@ -52,8 +53,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Imported:
 
     frozen = base.read_frozen(Place())
     with complete_run(target, config, tokenizer) as run:
-        metadata = {"config": asdict(config), "base": frozen.checksum}
-        save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
+        about: About = {"config": asdict(config), "base": frozen.checksum}
+        save_params(run.checkpoints, jax.tree.map(jnp.asarray, adapters), about)
     return Imported("lora", parameter_count(adapters), note=note)
 
 
