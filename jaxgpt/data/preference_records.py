@@ -92,11 +92,25 @@ def read_preference(record: Any) -> PreferenceRecord:
             f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
         )
 
+    # The prompt and each answer form a conversation.
+    field, prompt = _prompt(fields)
+    parts = _parts(fields, prompt)
+    answered = PROMPTS[field]
+    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields and key != field}  # `instruction` may be both
+    chosen = read_record({field: parts.prompt, answered: parts.chosen, **others})
+    rejected = read_record({field: parts.prompt, answered: parts.rejected, **others})
+    return PreferenceRecord(
+        chosen=_without_earlier_targets(chosen, parts.chosen, CHOSEN),
+        rejected=_without_earlier_targets(rejected, parts.rejected, REJECTED),
+    )
+
+
+def _parts(fields: Mapping[str, Any], prompt: Any) -> _Parts:
+    """Return the prompt of a record and its answers after the prompt; raise `UserError` if they cannot be compared."""
     chosen, rejected = _answers(fields)
     _check_not_empty(chosen, rejected)
     _check_different(chosen, rejected)
 
-    field, prompt = _prompt(fields)
     parts = _split_prompt(prompt, chosen, rejected)
     # Common first messages are a complete prompt. A common text may lack what other fields of the prompt contain.
     has_context = any(fields.get(name) for name in PROMPT_CONTEXT)
@@ -105,16 +119,7 @@ def read_preference(record: Any) -> PreferenceRecord:
         raise _no_prompt(fields)
     _check_speakers(parts)
     _check_not_empty(parts.chosen, parts.rejected)
-
-    # The prompt and each answer form a conversation.
-    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields and key != field}
-    answered = PROMPTS[field]
-    chosen_record = read_record({field: parts.prompt, answered: parts.chosen, **others})
-    rejected_record = read_record({field: parts.prompt, answered: parts.rejected, **others})
-    return PreferenceRecord(
-        chosen=_without_earlier_targets(chosen_record, parts.chosen, CHOSEN),
-        rejected=_without_earlier_targets(rejected_record, parts.rejected, REJECTED),
-    )
+    return parts
 
 
 def _answers(fields: Mapping[str, Any]) -> tuple[TextOrMessages, TextOrMessages]:
