@@ -55,7 +55,7 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
             continue
         times = old.times + one.times
         mean = (old.bytes * old.times + one.bytes * one.times) / times
-        found[key] = one._replace(times=times, bytes=mean)
+        found[key] = one._replace(times=times, bytes=mean, avoidable=old.avoidable + one.avoidable)
     return tuple(sorted(found.values(), key=lambda one: -one.sent * one.times))
 
 

@@ -63,7 +63,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     traffic = _memory_traffic(config, memory, counts)
     flops = count * counts.flops
 
-    # Every program sends at least these bytes.
+    # Every program sends at least these bytes. Joined collectives have mean sizes, so the bytes are added before.
     collectives = _collectives(config, topology, work, counts)
     links = sum(each.sent * each.needed for each in collectives if not each.between_slices)
     network = sum(each.sent * each.needed for each in collectives if each.between_slices)
@@ -74,7 +74,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
         computed_flops=flops,
         recomputed_flops=count * max(counts.flops - counts.flops_without_remat, 0.0),
         hbm_bytes=traffic,
-        collectives=collectives,
+        collectives=merged(collectives),
         least={"compute": flops, "memory": traffic, "links": links, "network": network},
         useful_share=counts.useful_flops / counts.model_flops,
     )
@@ -167,7 +167,7 @@ def _collectives(config: Config, topology: Topology, work: Work, counts: Counts)
         reference=work.frozen_model(config),
         reference_weights=counts.reference_weights,
     )
-    return merged(implied(sizes))
+    return tuple(implied(sizes))
 
 
 def _logit_chunks(config: Config) -> int:

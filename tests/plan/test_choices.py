@@ -181,3 +181,14 @@ def test_collectives_of_one_place_are_joined_without_losing_bytes() -> None:
     assert [each.site for each in joined] == ["other", "weights"]
     assert sum(each.sent * each.times for each in joined) == sum(each.sent * each.times for each in rows)
     assert joined[1].times == 4
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=8), MeshConfig(data=2, fsdp=4)])
+def test_the_bytes_that_every_program_sends_do_not_depend_on_the_number_of_microbatches(mesh: MeshConfig) -> None:
+    """A program may sum the gradients once per step, of all groups of weights, and keep the gathered weights."""
+    bounds = []
+    for accumulation in (1, 64):  # 8 microbatches on each device
+        run = replace(RUN, mesh=mesh, train=TrainConfig(batch_size=128, accumulation=accumulation))
+        bounds.append(estimate(run, V5E).least["links"])
+    assert bounds[0] > 0
+    assert bounds[1] == pytest.approx(bounds[0])
