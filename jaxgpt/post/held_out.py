@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,22 +27,28 @@ def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
     return prompts
 
 
+def held_out_batches(config: Config, prompts: int) -> Iterator[slice]:
+    """Yield the batches of a number of prompts: `train.eval_batch_size` rows each (0: the size of a rollout)."""
+    size = config.train.eval_batch_size or config.rollout_answers
+    for first in range(0, prompts, size):
+        yield slice(first, first + size)
+
+
 def answers_to(
     prompts: Sequence[Prompt], program: Program, params: Any, watch: Watch, key: jax.Array | None
 ) -> list[Generation] | None:
-    """Answer prompts in batches of `train.eval_batch_size` (0: the size of a rollout); return None if interrupted.
+    """Answer prompts in the batches of `held_out_batches`; return None if interrupted.
 
     `key` as for `sample`.
     """
     config = program.config
     assert watch.data is not None, "the data of the run"
-    size = config.train.eval_batch_size or config.rollout_answers
     lm = LM(config, program.weights(params), watch.data.tokenizer)
     answers: list[Generation] = []
-    for first in range(0, len(prompts), size):
+    for batch in held_out_batches(config, len(prompts)):
         if watch.interrupted():
             return None
-        batch_key = None if key is None else jax.random.fold_in(key, first)
-        answers += sample(lm, prompts[first : first + size], batch_key)
+        batch_key = None if key is None else jax.random.fold_in(key, batch.start)
+        answers += sample(lm, prompts[batch], batch_key)
         watch.progress(len(answers), len(prompts))
     return answers

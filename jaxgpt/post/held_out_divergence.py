@@ -13,11 +13,14 @@ import numpy as np
 from jaxgpt.data.prompts import Prompt
 from jaxgpt.lm.results import Generation
 from jaxgpt.ops.random import named_key
-from jaxgpt.post.held_out import answers_to, held_out_prompts
-from jaxgpt.post.rollout_batch import rollout_batch
+from jaxgpt.post.held_out import answers_to, held_out_batches, held_out_prompts
+from jaxgpt.post.rollout_batch import RolloutBatch, rollout_batch
 from jaxgpt.trainer.evaluators import Watch
 from jaxgpt.trainer.mean_loss import Evaluation, summarize
 from jaxgpt.trainer.program import Program
+
+# Sums over tokens to report besides the loss. Other sums of the objective are metrics of whole answers.
+OTHERS = ("kl", "entropy")
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,18 @@ class HeldOutDivergence:
         if answers is None:
             return None
 
-        # The sums of the objective for each answer.
-        size = config.train.eval_batch_size or config.rollout_answers
-        parts = []
-        for first in range(0, len(prompts), size):
-            part = slice(first, first + size)
-            parts.append(_sums(program, params, prompts[part], answers[part]))
+        # The sums of the objective over the tokens of each answer.
+        batches = held_out_batches(config, len(prompts))
+        parts = [_sums(program, params, prompts[batch], answers[batch]) for batch in batches]
         sums: dict[str, np.ndarray] = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
-        # Their means over tokens.
+        # Their means over the tokens of all answers. The prompts of every evaluation of a run rank its checkpoints.
         tokens_B = sums["answer_tokens"]
-        shared = slice(config.train.eval_windows or None)  # the prompts of all evaluations of a run
         tokens = float(tokens_B.sum())
+        in_every_evaluation = slice(config.train.eval_windows) if config.train.eval_windows else slice(None)
         return DivergenceResult(
-            evaluation=summarize(sums["loss"], tokens_B, shared),
-            others={name: float(sums[name].sum()) / tokens for name in ("kl", "entropy")},
+            evaluation=summarize(sums["loss"], tokens_B, in_every_evaluation),
+            others={name: float(sums[name].sum()) / tokens for name in OTHERS},
             answers=[answer.text for answer in answers],
             prompts=[prompt.prompt for prompt in prompts],
             seconds=time.perf_counter() - began,
@@ -64,12 +64,14 @@ class HeldOutDivergence:
 def _sums(
     program: Program, params: Any, prompts: Sequence[Prompt], answers: Sequence[Generation]
 ) -> dict[str, np.ndarray]:
-    """Return the sums of the objective over the tokens of each answer, `[B]`, keyed by name, on the host."""
+    """Return the loss, `answer_tokens` and `OTHERS` of each answer as sums over its tokens, `[B]`, on the host."""
     rows = len(prompts)
-    batch = rollout_batch(program.config, prompts, answers, None, {})
-    batch["weight"] = np.ones(rows, np.float32)
+    batch: RolloutBatch = {
+        **rollout_batch(program.config, prompts, answers),
+        "weight": np.ones(rows, np.float32),  # sums of the answers, not shares of a mean
+    }
     sums = program.sums(params, program.put(batch))
-    by_name = {"loss": sums.loss_B, **sums.others}
+    by_name = {"loss": sums.loss_B} | {name: sums.others[name] for name in ("answer_tokens", *OTHERS)}
     return {name: np.asarray(x_B)[:rows] for name, x_B in by_name.items()}
 
 
@@ -78,7 +80,7 @@ class DivergenceResult(NamedTuple):
 
     Attributes:
         evaluation: mean divergence per token, its standard error over answers, and the sum of each answer.
-        others: means per token of the other sums of the objective, such as `kl`.
+        others: means per token of the sums `OTHERS` of the objective.
         answers: generated texts.
         prompts: prompts, as in their records.
         seconds: wall time of the evaluation.
@@ -93,7 +95,8 @@ class DivergenceResult(NamedTuple):
     @property
     def metrics(self) -> Mapping[str, float]:
         """The numbers in `metrics.jsonl`."""
-        return {f"val_{name}": value for name, value in self.others.items()} | {
+        others = {f"val_{name}": value for name, value in self.others.items()}
+        return others | {
             "val_loss": self.evaluation.loss,
             "val_stderr": self.evaluation.stderr,
             "val_windows": self.evaluation.windows,

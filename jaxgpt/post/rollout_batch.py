@@ -45,7 +45,7 @@ class RolloutBatch(TypedDict, total=False):
 def empty_rollout(config: Config) -> RolloutBatch:
     """Return a batch without rows."""
     if not config.post.has_rewards:
-        return rollout_batch(config, [], [], None, {})
+        return rollout_batch(config, [], [])
     none = np.zeros(0, np.float32)
     names = [*metrics_of(config.post.reward_weights), EQUAL_REWARDS]
     if config.post.overlong_tokens:
@@ -57,8 +57,8 @@ def rollout_batch(
     config: Config,
     prompts: Sequence[Prompt],
     answers: Sequence[Generation],
-    advantage_B: np.ndarray | None,
-    metrics: Mapping[str, np.ndarray],
+    advantage_B: np.ndarray | None = None,
+    metrics: Mapping[str, np.ndarray] = {},
 ) -> RolloutBatch:
     """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed.
 

@@ -81,7 +81,7 @@ class Rollouts(Feed):
         key = named_key(config.train.seed, "rollout", index)
         answers = sample(LM(config, self.program.weights(state.params), self.tokenizer), prompts, key)
         if self.reward is None:
-            return rollout_batch(config, prompts, answers, None, {})
+            return rollout_batch(config, prompts, answers)
 
         rewards = reward_answers(self.reward, config, prompts, answers)
         reward_PG = rewards.total_B.reshape(-1, per_prompt)
