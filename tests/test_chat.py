@@ -365,7 +365,7 @@ def test_a_continued_chat_needs_memory_for_its_tokens(monkeypatch: pytest.Monkey
     chat = Chat(lm)
     list(chat.answer("a" * 800, max_new_tokens=100, temperature=0))
     model = lm.config.model
-    slot = 4 + 2 * model.n_layer * model.kv_heads * model.head_width * 4
+    slot = 12 + 2 * model.n_layer * model.kv_heads * model.head_width * 4
     monkeypatch.setattr(request, "device_memory", lambda devices: 1900 * slot)
     [*_, last] = chat.answer("a" * 250, max_new_tokens=100, temperature=0)
     assert chat.prompt_tokens > 1025

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import chex
@@ -24,6 +25,8 @@ from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine, explain
+from jaxgpt.lm.buffers import buffer_sizes, left_pad
+from jaxgpt.lm.request import read_request
 from jaxgpt.lm.sampler import for_decoding, sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
@@ -337,6 +340,17 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
             np.testing.assert_allclose(logits[0, -1], expected, atol=1e-5)
         found.append(out.ids)
     assert found[0] != found[1]
+
+
+def test_the_checked_memory_is_that_of_the_state_of_a_sampler(lm: LM) -> None:
+    request = read_request(lm, "abc", TextParams(max_new_tokens=10))
+    sizes = buffer_sizes(request.inputs, request.limits)
+    begin = partial(prefill, request.make_sampler(SamplingParams()), size=sizes.text)
+    state = jax.eval_shape(
+        begin, request.lm.params, left_pad(request.inputs, sizes), jax.random.split(jax.random.key(0), 1)
+    )
+    of_slots = [leaf for leaf in jax.tree.leaves(state) if sizes.text in leaf.shape]
+    assert request._memory(1, 1, sizes.text).needed == sum(leaf.size * leaf.dtype.itemsize for leaf in of_slots)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _search(
     limit_B = np.pad(np.asarray(request.limits, np.int32), (0, padding_rows))
 
     with request.on_device(2 * beams.num_beams):  # twice the beams, because reordering copies their caches
-        sampler = request.sampler(replace(sampling, temperature=1.0), filters)
+        sampler = request.make_sampler(replace(sampling, temperature=1.0), filters)
         search = jitted(BeamSearch.run, BeamSearch(sampler, beams, sizes.text))
         found: Hypotheses = jax.tree.map(to_host, search(request.lm.params, text, limit_B))
 

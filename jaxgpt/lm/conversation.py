@@ -161,7 +161,7 @@ class Chat:
         # The state can be reused only while the caller has a piece: the computation of the next piece donates the state.
         # Without reuse, the cache of the previous answer is freed here.
         self._state = None
-        for piece, state in decode(request, request.sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
+        for piece, state in decode(request, request.make_sampler(sampling), key_1, STREAM_BLOCK, reuse=reuse):
             self._state = state
             yield piece
             self._state = None

@@ -88,7 +88,7 @@ def explain(
     [params] = make_settings(with_defaults(lm.tokenizer, sampling), SamplingParams)
     request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
     text = left_pad(request.inputs, buffer_sizes(request.inputs, request.limits))
-    sampler = request.sampler(params, as_filters(filters))
+    sampler = request.make_sampler(params, as_filters(filters))
     compute = jax.jit(partial(_next_logits, sampler.model))
     with request.on_device():
         logits_11V = compute(request.lm.params, text)

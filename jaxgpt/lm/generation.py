@@ -82,7 +82,7 @@ def generate(
         request = read_request(lm, prompts, text, sequences)
         if beams.num_beams > 1:
             return beam_search(request, sampling, custom, beams)
-        return generations(decode(request, request.sampler(sampling, custom), keys, BLOCK, progress))
+        return generations(decode(request, request.make_sampler(sampling, custom), keys, BLOCK, progress))
 
     return _in_parts(lm, listed, keys, generate_on, beams.num_return_sequences)
 
@@ -110,7 +110,7 @@ def stream(
     if not request.inputs:
         return iter(())
     keys = row_keys(key, len(request.inputs))
-    pieces = decode(request, request.sampler(sampling, as_filters(filters)), keys, block)
+    pieces = decode(request, request.make_sampler(sampling, as_filters(filters)), keys, block)
     return (piece for piece, _ in pieces)
 
 

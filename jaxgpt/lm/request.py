@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import SamplingParams, TextParams
-from jaxgpt.data.chat.encoding import stop_ids
+from jaxgpt.data.chat import encoding
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import Filter
 from jaxgpt.errors import UserError
@@ -24,84 +24,6 @@ from jaxgpt.lm.text import Decoder, TextStream
 from jaxgpt.out_of_memory import is_out_of_device_memory
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.settings import as_int
-
-
-class Request(NamedTuple):
-    """Encoded prompts and settings of the texts to generate.
-
-    Attributes:
-        lm: the model, prepared for decoding (`for_decoding`).
-        inputs: ids that the model reads before each text; for an empty prompt, `start_ids`.
-        prompts: ids that are decoded together with the new ids of each text; [] for an empty prompt or a `Chat`.
-        limits: maximum number of new tokens of each text.
-        settings: length and stop settings; `stop_ids` includes the ids that end a text or a turn.
-        decoder: converts ids to text; by default, the tokenizer.
-    """
-
-    lm: LM
-    inputs: list[list[int]]
-    prompts: list[list[int]]
-    limits: list[int]
-    settings: TextParams
-    decoder: Decoder
-
-    def decoded_alone(self, decoder: Decoder) -> Request:
-        """Return the request such that `decoder` converts the new ids to text without their prompts."""
-        return self._replace(prompts=[[] for _ in self.prompts], decoder=decoder)
-
-    def text_stream(self, row: int) -> TextStream:
-        """Return a new `TextStream` for a row."""
-        settings = self.settings
-        return TextStream(self.decoder, self.limits[row], settings.stop_ids, settings.stop, prompt=self.prompts[row])
-
-    def sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
-        """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
-        settings = self.settings
-        context = self.lm.config.model.block_size if settings.overflow == "slide" else 0
-        sampler = sampler_of(self.lm, sampling, settings.stop_ids)
-        return replace(sampler, filters=sampler.filters + filters, context=context, lookup=settings.lookup)
-
-    @contextmanager
-    def on_device(self, copies: int = 1, slots: int | None = None) -> Iterator[None]:
-        """Enter the mesh of the weights; raise `UserError` if `copies` of each row's cache do not fit in memory.
-
-        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
-
-        Args:
-            copies: number of caches of each row.
-            slots: number of slots of a row; None: the slots of a new text (`buffer_sizes`).
-        """
-        sizes = buffer_sizes(self.inputs, self.limits, row_ways(self.lm))
-        memory = self._memory(sizes.rows, copies, slots or sizes.text)
-        if memory.needed > memory.available:
-            raise memory.error()
-        try:
-            with use_mesh_of(self.lm, sizes.rows):
-                yield
-        except jax.errors.JaxRuntimeError as e:
-            if not is_out_of_device_memory(e):
-                raise
-            raise memory.error() from None
-
-    def _memory(self, rows: int, copies: int, slots: int) -> CacheMemory:
-        """Compute the memory of `copies` caches of each of `rows` rows."""
-        copied_rows = copies * rows
-        return CacheMemory(
-            rows=copied_rows,
-            slots=slots,
-            needed=copied_rows * self._row_bytes(slots) / cache_shards(self.lm, rows),
-            available=device_memory(device_count(self.lm)),
-        )
-
-    def _row_bytes(self, slots: int) -> int:
-        """Compute the bytes of a row: its cache and its int32 ids."""
-        model = self.lm.config.model
-        cached = slots
-        if self.settings.overflow == "slide":
-            cached = min(slots, 2 * model.block_size)
-        width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
-        keys_and_values = 2 * model.n_layer * cached * model.kv_heads * model.head_width
-        return keys_and_values * width + 4 * slots
 
 
 class CacheMemory(NamedTuple):
@@ -119,13 +41,99 @@ class CacheMemory(NamedTuple):
     needed: float
     available: int
 
-    def error(self) -> UserError:
-        """Return the error for caches that do not fit in memory."""
+    def check(self) -> None:
+        """Raise `UserError` if the caches do not fit in memory."""
+        if self.needed > self.available:
+            raise self._error()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Replace an error of XLA for exhausted memory of a device with a `UserError`."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as e:
+            if not is_out_of_device_memory(e):
+                raise
+            raise self._error() from None
+
+    def _error(self) -> UserError:
         return UserError(
             f"not enough memory: {self.rows:,} rows of {self.slots:,} tokens take {self.needed / 1e9:,.1f} GB besides the "
             f"weights, and a device has {self.available / 1e9:,.0f} GB; lower max_new_tokens, num_beams or "
             f"num_return_sequences, or pass fewer prompts"
         )
+
+
+class Request(NamedTuple):
+    """Encoded prompts and settings of the texts to generate.
+
+    Attributes:
+        lm: the model, prepared for decoding (`for_decoding`).
+        inputs: ids that the model reads before each text; for an empty prompt, `start_ids`.
+        prefixes: ids of each prompt that are decoded together with the new ids of its text; [] for an empty prompt, and
+            after `decoded_alone`.
+        limits: maximum number of new tokens of each text.
+        settings: length and stop settings; `settings.stop_ids` includes the ids that end a text or a turn.
+        decoder: converts ids to text; by default, the tokenizer.
+    """
+
+    lm: LM
+    inputs: list[list[int]]
+    prefixes: list[list[int]]
+    limits: list[int]
+    settings: TextParams
+    decoder: Decoder
+
+    def decoded_alone(self, decoder: Decoder) -> Request:
+        """Return the request such that `decoder` converts the new ids to text without their prompts."""
+        return self._replace(prefixes=[[] for _ in self.prefixes], decoder=decoder)
+
+    def text_stream(self, row: int) -> TextStream:
+        """Return a new `TextStream` for a row."""
+        settings = self.settings
+        return TextStream(self.decoder, self.limits[row], settings.stop_ids, settings.stop, prompt=self.prefixes[row])
+
+    def make_sampler(self, sampling: SamplingParams, filters: tuple[Filter, ...] = ()) -> Sampler:
+        """Return a sampler with the model's filters (`only_text`), followed by `filters`."""
+        settings = self.settings
+        context = self.lm.config.model.block_size if settings.overflow == "slide" else 0
+        of_model = sampler_of(self.lm, sampling, settings.stop_ids)
+        return replace(of_model, filters=of_model.filters + filters, context=context, lookup=settings.lookup)
+
+    @contextmanager
+    def on_device(self, copies: int = 1, slots: int | None = None) -> Iterator[None]:
+        """Enter the mesh of the weights; raise `UserError` if `copies` caches of each row do not fit in memory.
+
+        Args:
+            copies: number of caches of each row.
+            slots: number of slots of a row; None: the slots of a new text (`buffer_sizes`).
+        """
+        sizes = buffer_sizes(self.inputs, self.limits, row_ways(self.lm))
+        memory = self._memory(sizes.rows, copies, slots or sizes.text)
+        memory.check()  # before any allocation, because XLA aborts the process on a CPU that cannot allocate the caches
+        with memory.explained(), use_mesh_of(self.lm, sizes.rows):
+            yield
+
+    def _memory(self, rows: int, copies: int, slots: int) -> CacheMemory:
+        """Compute the memory of `copies` caches of each of `rows` rows."""
+        copied_rows = copies * rows
+        return CacheMemory(
+            rows=copied_rows,
+            slots=slots,
+            needed=copied_rows * self._row_bytes(slots) / cache_shards(self.lm, rows),
+            available=device_memory(device_count(self.lm)),
+        )
+
+    def _row_bytes(self, slots: int) -> int:
+        """Compute the bytes of a row: its cache with positions, and its ids with their log probabilities."""
+        model = self.lm.config.model
+        cached = slots
+        if self.settings.overflow == "slide":
+            cached = min(slots, 2 * model.block_size)
+        width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
+        keys_and_values = 2 * model.n_layer * model.kv_heads * model.head_width * width
+        position, token, log_p = 4, 4, 4
+        return cached * (keys_and_values + position) + slots * (token + log_p)
 
 
 def read_request(lm: LM, prompts: Prompts, settings: TextParams, sequences: int = 1) -> Request:
@@ -143,11 +151,18 @@ def read_request(lm: LM, prompts: Prompts, settings: TextParams, sequences: int 
     if "" in settings.stop:
         raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in settings.stop_ids}
-    ends = {i for i in stop_ids(tokenizer, lm.config.data) if i < model.vocab_size}
+    ends = {i for i in encoding.stop_ids(tokenizer, lm.config.data) if i < model.vocab_size}
     if settings.lookup and (len(inputs) > 1 or settings.overflow == "slide"):
         raise UserError(
             f"lookup {settings.lookup} needs a single prompt, a single sequence, and no overflow slide: omit lookup, or "
             f"generate each text separately, without overflow slide"
         )
     settings = replace(settings, stop_ids=tuple(sorted(given | ends)))
-    return Request(lm, inputs, encoded, limits, settings, decoder=tokenizer)
+    return Request(
+        lm=lm,
+        inputs=inputs,
+        prefixes=encoded,
+        limits=limits,
+        settings=settings,
+        decoder=tokenizer,
+    )

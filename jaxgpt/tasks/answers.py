@@ -135,7 +135,7 @@ def _continue(lm: LM, prompts: Sequence[list[int]], settings: AnswerSettings, se
     params, sampling = make_settings(with_defaults(lm.tokenizer, given), TextParams, SamplingParams)
 
     request = read_request(lm, list(prompts), params).decoded_alone(decoder)
-    pieces = decode(request, request.sampler(sampling), row_keys(seed, len(prompts)), ANSWER_BLOCK)
+    pieces = decode(request, request.make_sampler(sampling), row_keys(seed, len(prompts)), ANSWER_BLOCK)
     return [generation.text for generation in generations(pieces)]
 
 
