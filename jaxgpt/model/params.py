@@ -1,12 +1,14 @@
-"""The table of weights: shape and logical axes of every parameter, as its module declares them."""
+"""The table of weights: shape and logical axes of every parameter, as its module declares them.
+
+The other functions look up the weights of a parameter tree in the table, or make such a tree from it.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,8 +22,6 @@ from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import STACKED, layer_name
 from jaxgpt.ops import Ops
 from jaxgpt.ops.linear import StoredWeight
-
-STACKS = ("expert",)  # logical names of the leading axes that stack weights
 
 
 class Weight(NamedTuple):
@@ -39,9 +39,10 @@ class Weight(NamedTuple):
 
     @property
     def stack(self) -> int:
-        """Number of stack axes: the leading axes named in `STACKS`, and at least all axes before the last two."""
-        named = takewhile(lambda name: name in STACKS, self.axes)
-        return max(len(list(named)), len(self.axes) - 2)
+        """Number of stack axes: the axes before the last two or, for vectors, a leading axis `expert`."""
+        if len(self.axes) > 2:
+            return len(self.axes) - 2
+        return 1 if self.axes[:1] == ("expert",) else 0
 
     @property
     def kind(self) -> str:
@@ -77,48 +78,43 @@ def weights(model: Model) -> Mapping[str, Weight]:
     return _table(one_block, gpt.config.n_layer)
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _NamedWeight:
-    """A weight at a path: a pytree without leaves, which a traced function can return."""
-
-    path: str
-    weight: Weight
-
-
 @functools.lru_cache(maxsize=64)
 def _table(one_block: GPT, n_layer: int) -> Mapping[str, Weight]:
     """Return the table of a model with one block, repeated for `n_layer` blocks: all blocks have the same shapes."""
+    declared: dict[str, dict[str, Weight]] = {}  # weights of each module of the model, keyed by path
 
-    def declare() -> list[_NamedWeight]:
-        # A list keeps the order of first use: `eval_shape` would sort the names of a dictionary.
-        boxes = flatten_dict(boxed_params(one_block, 0), sep="/")
-        return [_NamedWeight(path, Weight(box.value.shape, box.names)) for path, box in boxes.items()]
+    def declare() -> None:
+        for name, module in boxed_params(one_block, 0).items():
+            boxes = flatten_dict({name: module}, sep="/")
+            declared[name] = {path: Weight(box.value.shape, box.names) for path, box in boxes.items()}
 
-    # Repeat the weights of the block, which are consecutive.
-    first_block = f"{layer_name(0)}/"
+    # Run `declare` without computing weights. Results of `eval_shape` would have their names sorted, not in order of use.
+    jax.eval_shape(declare)
+
+    first_block = layer_name(0)
     table = dict[str, Weight]()
-    for is_block, group in groupby(jax.eval_shape(declare), lambda named: named.path.startswith(first_block)):
-        declared = list(group)
-        for layer in range(n_layer if is_block else 1):
-            for named in declared:
-                own_path = named.path.replace(first_block, f"{layer_name(layer)}/", 1)
-                table[own_path] = named.weight
+    for name, module in declared.items():
+        copies = [layer_name(layer) for layer in range(n_layer)] if name == first_block else [name]
+        for copy in copies:
+            table |= {f"{copy}{path.removeprefix(name)}": weight for path, weight in module.items()}
     return MappingProxyType(table)  # read-only, because the callers share it
 
 
 def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
-    """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters."""
+    """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters.
+
+    If a config has no vocabulary size yet (0), shapes are those of a vocabulary of 1.
+    """
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     if isinstance(model, ModelConfig) and not model.vocab_size:
-        model = replace(model, vocab_size=1)  # the kinds of weights do not depend on the vocabulary size
+        model = replace(model, vocab_size=1)  # GPT needs a size
     if name.startswith(f"{STACKED}/"):  # all blocks have weights of the same shapes and axes
         name = f"{layer_name(0)}/{name.removeprefix(f'{STACKED}/')}"
     return weights(model).get(name)
 
 
 def is_weight(node: Any) -> bool:
-    """Return whether a node of a parameter tree is a weight: an array, or a stored weight, which has arrays as leaves."""
+    """Return whether a node of a parameter tree has the methods of a `StoredWeight`, as arrays do and dicts do not."""
     return isinstance(node, StoredWeight)
 
 
