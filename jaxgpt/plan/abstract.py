@@ -18,6 +18,7 @@ from jaxgpt.plan.kernel import traceable
 from jaxgpt.plan.one_device import token_flops
 from jaxgpt.plan.shards import shard_bytes
 from jaxgpt.plan.work import NEXT_TOKEN, Work
+from jaxgpt.trainer.given import ProgramParts
 from jaxgpt.trainer.program import Program
 
 TPU = Target("tpu")
@@ -38,7 +39,7 @@ def abstract_program(config: Config, target: Target = TPU, work: Work = NEXT_TOK
     mesh = AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)
     ops = best(config, target)
     ops = ops._replace(attend=traceable(ops.attend))
-    return work.program(config, mesh, ops=ops)
+    return work.program(config, mesh, ProgramParts(ops=ops))
 
 
 def batch_of(program: Program, work: Work = NEXT_TOKEN) -> Any:

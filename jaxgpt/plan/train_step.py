@@ -20,6 +20,7 @@ from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.topology import Topology
 from jaxgpt.plan.work import NEXT_TOKEN, Work
 from jaxgpt.train.loss import Objective
+from jaxgpt.trainer.given import ProgramParts
 
 
 def compile_step(
@@ -54,11 +55,8 @@ def compile_step(
     program = work.program(
         config,
         make_mesh(config.mesh, devices_of(topology)),
-        model=model,
-        ops=ops,
-        rules=change_rules(rules or {}),
-        optimizer=optimizer,
-        objective=objective,
+        ProgramParts(optimizer=optimizer, model=model, objective=objective, ops=ops),
+        change_rules(rules or {}),
     )
     arguments = argument_bytes(program, work)
     batch = batch_of(program, work)

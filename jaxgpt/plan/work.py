@@ -12,10 +12,12 @@ import jax
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
+from jaxgpt.parallel.rules import RULES, Rules
 from jaxgpt.plan.one_device import model_of_one_device
 from jaxgpt.train.adapters import FrozenParts
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.build import make_program
+from jaxgpt.trainer.given import ProgramParts
 from jaxgpt.trainer.program import Program
 
 
@@ -53,24 +55,26 @@ class Work(NamedTuple):
         """Return the architecture of the frozen weights that the objective reads; None: no such weights."""
         return config.model if self.reference else self.teacher
 
-    def program(self, config: Config, mesh: Any, model: GPT | None = None, **parts: Any) -> Program:
+    def program(
+        self,
+        config: Config,
+        mesh: Any,
+        parts: ProgramParts = ProgramParts(),  # noqa: B008  # immutable
+        rules: Rules = RULES,
+    ) -> Program:
         """Make the program of a step on absent devices, with shapes instead of frozen arrays.
 
         Args:
             config: settings of the step.
             mesh: the absent devices: a `Mesh` or, for estimates, an `AbstractMesh`.
-            model: module to train instead of `GPT(config.model, ...)`.
-            **parts: other arguments of `trainer.build.make_program`.
+            parts: parts given in Python; an objective of the work replaces theirs.
+            rules: the complete sharding table.
         """
+        parts = parts._replace(frozen=self._frozen_shapes(config, parts.model))
         objective_of = self.objective_of
-        return make_program(
-            config,
-            mesh,
-            model=model,
-            objective_of=None if objective_of is None else lambda decoder: objective_of(decoder, self.teacher),
-            frozen=self._frozen_shapes(config, model),
-            **parts,
-        )
+        if objective_of is not None:
+            parts = parts._replace(objective_of=lambda decoder: objective_of(decoder, self.teacher))
+        return make_program(config, mesh, parts, rules)
 
     def _frozen_shapes(self, config: Config, model: GPT | None) -> Any:
         """Return the argument `frozen` of `make_program`; None: nothing is frozen, or only the base of adapters."""

@@ -28,10 +28,10 @@ from jaxgpt.train.adapters import with_adapters
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.trainer.frozen_arrays import frozen_arrays, frozen_shapes
-from jaxgpt.trainer.given import parts_of_build
+from jaxgpt.trainer.given import ProgramParts
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.run_step import host_hyperparameters
-from jaxgpt.trainer.states import abstract, fresh
+from jaxgpt.trainer.states import abstract, fresh, replicated_note
 
 
 def build(
@@ -63,12 +63,13 @@ def build(
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
         objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
             with `lora.rank`, it receives the merged weights as `params`, and `FrozenParts.of_objective` as `frozen`.
-        objective_of: function from the model, with the operations of the mesh, to the objective; instead of `objective`.
+        objective_of: function from the model, with the operations of the mesh, to the objective; not with `objective`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
         UserError: if a rule is invalid (see `change_rules`); if a rule, the mesh or a setting does not fit the devices, the
-            batch or the model; or if `post.objective` needs an objective that is not given.
+            batch or the model; if `post.objective` needs an objective that is not given; or if both `objective` and
+            `objective_of` are given.
     """
     if config.post.objective != "next-token" and objective is None and objective_of is None:
         raise UserError(
@@ -76,20 +77,8 @@ def build(
             f"objective"
         )
 
-    # Make the mesh, and reject settings that do not fit the mesh.
-    set_quick_flag()  # before JAX's first use of a device
-    sizes, mesh_note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
-    mesh = make_mesh(sizes)
-    device = mesh.devices.flat[0]
-    check_remat(config.train.remat, device)
-    _check_parts(config, model, ops)
-
-    # Make the shapes and functions.
-    program = make_program(
-        config,
-        mesh,
+    parts = ProgramParts(
         optimizer=optimizer,
-        rules=change_rules(rules or {}),
         frozen=frozen,
         frozen_model=frozen_model,
         model=model,
@@ -97,6 +86,17 @@ def build(
         objective_of=objective_of,
         ops=ops,
     )
+
+    # Make the mesh, and reject settings that do not fit the mesh.
+    set_quick_flag()  # before JAX's first use of a device
+    sizes, mesh_note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
+    mesh = make_mesh(sizes)
+    device = mesh.devices.flat[0]
+    check_remat(config.train.remat, device)
+    _check_parts(config, parts)
+
+    # Make the shapes and functions.
+    program = make_program(config, mesh, parts, change_rules(rules or {}))
 
     # Collect the advice for the user.
     kernel_note = ""
@@ -115,53 +115,53 @@ def build(
 def make_program(
     config: Config,
     mesh: Mesh,
-    *,
-    optimizer: optax.GradientTransformation | None = None,
+    parts: ProgramParts = ProgramParts(),  # noqa: B008  # immutable
     rules: Rules = RULES,
-    frozen: Any = None,
-    frozen_model: ModelConfig | None = None,
-    model: GPT | None = None,
-    objective: Objective | None = None,
-    objective_of: Callable[[GPT], Objective] | None = None,
-    ops: Ops | None = None,
 ) -> Program:
     """Make the program of a config on a mesh of this machine's devices, or of planned hardware. `build` adds the arrays.
 
-    Arguments as for `build`, except that `rules` is the complete sharding table, and `frozen` may be abstract.
+    Args:
+        config: settings of the run.
+        mesh: a `Mesh` or, for estimates, an `AbstractMesh`.
+        parts: parts given in Python; `frozen` may be abstract.
+        rules: the complete sharding table.
     """
-    ops = ops or best(config, mesh)
-    given = parts_of_build(config, model, objective, objective_of, optimizer)
+    ops = parts.ops or best(config, mesh)
 
     # Compute the shapes.
-    make = jax.jit(partial(fresh, config=config, model=model, optimizer=optimizer))
+    make = jax.jit(partial(fresh, config=config, model=parts.model, optimizer=parts.optimizer))
     shapes = jax.eval_shape(make, 0)
-    arrays = abstract(config, mesh, rules, shapes, frozen_shapes(config, shapes, frozen, frozen_model))
+    frozen = frozen_shapes(config, shapes, parts.frozen, parts.frozen_model)
 
     # Make the functions.
-    is_given = model is not None
+    model = parts.model
     if model is None:
         cls = ScannedGPT if config.train.scan_layers else GPT
         model = cls(config.model, ops, POLICIES[config.train.remat])
-    if objective_of is not None:
-        objective = objective_of(model)
-    if objective is None:
-        objective = _next_token_objective(config, model, may_reorder=not is_given)
-    if config.lora.rank:
-        objective = with_adapters(objective, config.lora.alpha)
-
     return Program(
         config=config,
         mesh=mesh,
         rules=rules,
         ops=ops,
         model=model,
-        objective=objective,
-        optimizer=optimizer,
-        abstract=arrays,
+        objective=_objective(config, parts, model),
+        optimizer=parts.optimizer,
+        abstract=abstract(config, mesh, rules, shapes, frozen),
         fresh=make,
         hyperparameters=host_hyperparameters(config),
-        given=given,
+        given=parts.names(config),
     )
+
+
+def _objective(config: Config, parts: ProgramParts, model: GPT) -> Objective:
+    """Return the objective of the parts, or of the next token; with `lora.rank`, as a function of the adapters."""
+    if parts.objective_of is not None:
+        objective = parts.objective_of(model)
+    elif parts.objective is not None:
+        objective = parts.objective
+    else:
+        objective = _next_token_objective(config, model, may_reorder=parts.model is None)
+    return with_adapters(objective, config.lora.alpha) if config.lora.rank else objective
 
 
 def _next_token_objective(config: Config, model: GPT, may_reorder: bool) -> Objective:
@@ -190,37 +190,16 @@ def check_remat(policy: str, device: jax.Device) -> None:
         )
 
 
-def _check_parts(config: Config, model: GPT | None, ops: Ops | None) -> None:
-    """Check that a given model and given operations support the settings."""
+def _check_parts(config: Config, parts: ProgramParts) -> None:
+    """Raise `UserError` if parts do not support the settings, or contradict each other."""
+    if parts.objective is not None and parts.objective_of is not None:
+        raise UserError("the program has two objectives: pass objective or objective_of, not both")
+    ops = parts.ops
     if ops is not None and config.model.dropout and ops.attend is not attend:
         raise UserError(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(): pass ops._replace(attend=Ops().attend), or "
             f"set model.dropout to 0"
         )
+    model = parts.model
     if config.train.scan_layers and isinstance(model, GPT) and not isinstance(model, ScannedGPT):
         raise UserError("train.scan_layers needs a ScannedGPT (jaxgpt.model.scan), not a GPT")
-
-
-def replicated_note(opt_state: Any, mesh: Mesh) -> str:
-    """Return a note if more than a tenth of the bytes of the optimizer state is replicated on every device, or "".
-
-    Without sharding over fsdp or tensor, the result is "".
-    """
-    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
-        return ""
-    total = 0
-    replicated_bytes = 0
-    can_be_sharded = False
-    sizes = [mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1]
-    for leaf in jax.tree.leaves(opt_state):
-        size = leaf.size * leaf.dtype.itemsize
-        total += size
-        if leaf.sharding.is_fully_replicated:
-            replicated_bytes += size
-            can_be_sharded |= any(length % ways == 0 for length in leaf.shape for ways in sizes)
-    if replicated_bytes <= 0.1 * total:
-        return ""
-    share = f"{replicated_bytes / total:.0%} of the optimizer state is replicated on every device"
-    if not can_be_sharded:
-        return f"{share}: neither fsdp nor tensor divides a dimension of these arrays"
-    return f"{share}: to shard it, return its arrays from init in nn.Partitioned, with logical axes"

@@ -10,10 +10,11 @@ import optax
 
 from jaxgpt.checkpoint.info import About, FrozenPart, Info
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import Config, PostConfig
+from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import ScannedGPT
+from jaxgpt.ops import Ops
 from jaxgpt.train.loss import Objective
 from jaxgpt.trainer.evaluators import Evaluator, NamedRanking
 
@@ -54,30 +55,35 @@ class ObjectiveOfPost(Protocol):
     post: PostConfig
 
 
-def parts_of_build(
-    config: Config,
-    model: GPT | None,
-    objective: Objective | None,
-    objective_of: Callable[[GPT], Objective] | None,
-    optimizer: optax.GradientTransformation | None,
-) -> dict[str, str]:
-    """Return the name ("": no name) of each part of a program that is given in Python; arguments as for `build`.
+class ProgramParts(NamedTuple):
+    """Parts of a program that replace those of the settings, as the arguments of `build` with these names; None: not given."""
 
-    Models of the classes GPT and ScannedGPT, and an objective made from `config.post`, are omitted: the settings determine
-    them.
-    """
-    given = {}
-    if model is not None and type(model) not in (GPT, ScannedGPT):
-        given["model"] = type(model).__name__
-    if objective_of is not None:
-        is_of_settings = isinstance(objective_of, ObjectiveOfPost) and objective_of.post == config.post
-        if not is_of_settings:
-            given["objective"] = ""
-    elif objective is not None:
-        given["objective"] = name_of(objective)
-    if optimizer is not None:
-        given["optimizer"] = ""
-    return given
+    optimizer: optax.GradientTransformation | None = None
+    frozen: Any = None
+    frozen_model: ModelConfig | None = None
+    model: GPT | None = None
+    objective: Objective | None = None
+    objective_of: Callable[[GPT], Objective] | None = None
+    ops: Ops | None = None
+
+    def names(self, config: Config) -> dict[str, str]:
+        """Return the name ("": no name) of each part that a checkpoint records: a resumed run must receive it again.
+
+        Models of the classes GPT and ScannedGPT, and an objective made from `config.post`, are omitted: the settings determine
+        them.
+        """
+        names = {}
+        if self.model is not None and type(self.model) not in (GPT, ScannedGPT):
+            names["model"] = type(self.model).__name__
+        if self.objective_of is not None:
+            is_of_settings = isinstance(self.objective_of, ObjectiveOfPost) and self.objective_of.post == config.post
+            if not is_of_settings:
+                names["objective"] = ""
+        elif self.objective is not None:
+            names["objective"] = name_of(self.objective)
+        if self.optimizer is not None:
+            names["optimizer"] = ""
+        return names
 
 
 def name_of(value: Any) -> str:

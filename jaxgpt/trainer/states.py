@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path, tree_map_with_path
 
 from jaxgpt.config import Config
+from jaxgpt.counts import bytes_of
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import model_adapters
@@ -186,3 +187,22 @@ def compute(mesh: Mesh, function: Callable[[Any], Any], argument: Any, like: T) 
 def shardings_of(tree: Any) -> Any:
     """Return the sharding of every leaf."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def replicated_note(opt_state: Any, mesh: Mesh) -> str:
+    """Return a note if more than a tenth of the bytes of the optimizer state is replicated on every device, or "".
+
+    Without sharding over fsdp or tensor, the result is "".
+    """
+    ways = [mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1]
+    if not ways:
+        return ""
+    arrays = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.sharding.is_fully_replicated]
+    if bytes_of(arrays) <= 0.1 * bytes_of(opt_state):
+        return ""
+    share = f"{bytes_of(arrays) / bytes_of(opt_state):.0%} of the optimizer state is replicated on every device"
+    lengths = {length for array in arrays for length in array.shape}
+    can_be_sharded = any(length % each == 0 for length in lengths for each in ways)
+    if not can_be_sharded:
+        return f"{share}: neither fsdp nor tensor divides a dimension of these arrays"
+    return f"{share}: to shard it, return its arrays from init in nn.Partitioned, with logical axes"

@@ -27,6 +27,7 @@ from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.topology import parse_topology
 from jaxgpt.plan.train_step import compile_step
 from jaxgpt.trainer.build import make_program
+from jaxgpt.trainer.given import ProgramParts
 
 ROWS, LAYERS = 4, 2
 H100 = parse_topology("h100:1")
@@ -46,7 +47,7 @@ def instructions(devices: int, norm: NormFn = GPU.norm, **changes: Any) -> list[
 
 def instructions_of(run: Config, devices: int, norm: NormFn = GPU.norm) -> list[Instruction]:
     mesh = make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}")))
-    program = make_program(run, mesh, ops=best(run, mesh)._replace(norm=norm))
+    program = make_program(run, mesh, ProgramParts(ops=best(run, mesh)._replace(norm=norm)))
     text = program.lower(program.abstract.state, program.batch()).compile().as_text()
     computations, entry = read_computations(text)
     return list(computations[entry].values())

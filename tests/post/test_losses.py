@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, PostConfig
 from jaxgpt.errors import UserError
+from jaxgpt.model import GPT
 from jaxgpt.post.losses import dpo_loss, ipo_loss, log_complement, odds_ratio_loss, robust_loss, simpo_loss
+from jaxgpt.train.loss import next_token_loss
 from jaxgpt.trainer.build import build
 
 MARGINS = jnp.linspace(-4, 4, 9)
@@ -70,6 +72,16 @@ def test_certain_answers_have_finite_odds() -> None:
     value, slope = jax.value_and_grad(lambda x: log_complement(x))(jnp.float32(0.0))
     assert np.isfinite(value)
     assert np.isfinite(slope)
+
+
+def test_a_program_has_one_objective() -> None:
+    config = Config().with_model(vocab_size=8)
+    with pytest.raises(UserError, match="the program has two objectives: pass objective or objective_of, not both"):
+        build(
+            config,
+            objective=next_token_loss(GPT(config.model).apply),
+            objective_of=lambda model: next_token_loss(model.apply),
+        )
 
 
 def test_a_program_needs_the_objective_of_its_settings() -> None:
