@@ -67,7 +67,10 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of an empty prompt: `bos_ids`, or the beginning- or end-of-text id, or a newline."""
+    """Return the ids of an empty prompt: `bos_ids`, otherwise the beginning-of-text id, the end-of-text id, or a newline.
+
+    Raises `UserError` if the tokenizer has none of these tokens.
+    """
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -96,7 +99,8 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
     elif text.max_new_tokens:
         new = text.max_new_tokens
     elif is_bounded:
-        # One token less, so that the whole text is within the context, and can be continued.
+        # Generate one token less than fits: the whole text, including its last token, is then within the context, and can be
+        # continued.
         new = min(NEW_TOKENS, max(fitting - 1, 1))
     else:
         new = NEW_TOKENS
@@ -111,9 +115,9 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
-    """Make dataclasses with different fields from keyword arguments; raise `UserError` for an invalid name or value.
+    """Make an instance of each dataclass from keyword arguments; raise `UserError` for an invalid name or value.
 
-    Lists, sets, arrays and single values are converted to tuples for tuple fields.
+    The classes have no field names in common. For tuple fields, lists, sets, arrays and single values are converted to tuples.
     """
     types: dict[str, Any] = {}
     for cls in classes:

@@ -20,7 +20,7 @@ from jaxgpt.lm.request import Request
 from jaxgpt.lm.results import Generation
 from jaxgpt.parallel.arrays import to_host
 
-# Settings that have no effect in beam search; values other than the default are rejected.
+# Settings that have no effect in beam search; values other than the default are rejected, except overflow "error".
 BEAMS_REJECT = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")
 
 
@@ -42,7 +42,8 @@ def beam_search(
     """Generate the best texts of a beam search, `num_return_sequences` for each prompt.
 
     Raises:
-        UserError: if a setting has no effect in beam search, there are too many beams or too few texts, or a logit is NaN.
+        UserError: if a setting has no effect in beam search, there are too many beams or too few texts, memory is insufficient,
+            or a logit is NaN.
     """
     _check_settings(request, sampling, beams)
     found = _search(request, sampling, filters, beams)

@@ -48,14 +48,14 @@ class SamplingDefaults(NamedTuple):
 
     Attributes:
         values: fields of `SamplingParams`; {}: the model has no such settings.
-        ignored: reason why each setting is not used, keyed by the setting's name.
+        ignored: value of each setting that is not used, with the reason, keyed by the setting's name.
     """
 
     values: dict[str, Any]
     ignored: dict[str, str]
 
     def note(self, given: Collection[str]) -> str:
-        """Return a line with the used and the ignored settings that are not in `given`, or "" without such settings."""
+        """Return a line with the settings that change a default and the ignored settings, without those in `given`; or ""."""
         used = {name: value for name, value in self.values.items() if name not in given}
         own = vars(SamplingParams())
         changed = [f"{name} {value:g}" for name, value in used.items() if value != own[name]]
@@ -102,6 +102,6 @@ def sampling_defaults(tokenizer: Tokenizer) -> SamplingDefaults:
 
 
 def with_defaults(tokenizer: Tokenizer, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings, completed by the sampling defaults of a model except the settings in `without`."""
+    """Return the given settings, and the model's sampling defaults for all others except the settings in `without`."""
     defaults = sampling_defaults(tokenizer).values
     return {name: value for name, value in defaults.items() if name not in without} | dict(given)

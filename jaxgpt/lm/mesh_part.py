@@ -57,7 +57,8 @@ def own_part(lm: LM) -> MeshPart:
 def one_copy(lm: LM) -> LM:
     """Return the model on the fewest devices of this process's part of the mesh that hold all weights, without a copy.
 
-    A single text is not generated faster with more devices along `data`.
+    If several processes share the part, the model stays on the whole part. A single text is not generated faster with more
+    devices along `data`.
     """
     own = own_part(lm).lm
     mesh = mesh_of(own)

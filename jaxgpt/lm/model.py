@@ -67,8 +67,8 @@ def load(
 
     Args:
         path: run directory of `jaxgpt train`, `jaxgpt import` or `save`.
-        checkpoint: `best` (lowest ranking of the first evaluator, by default the validation loss; without rankings: the last),
-            `last`, or a step.
+        checkpoint: `best` (lowest `ranking` of the first evaluator: by default, lowest validation loss; with rewards, highest
+            held-out reward; without rankings: the last), `last`, or a step.
         weights: precision of matrices stored for decoding (float32, bfloat16 or int8), as in `jaxgpt sample`: faster
             on a CPU; bfloat16 and int8 take less memory. None: arrays, as trained.
         mesh: devices for the weights, as `jaxgpt.parallel.mesh.make_mesh` returns them; each array is read with its

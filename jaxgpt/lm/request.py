@@ -48,7 +48,7 @@ class CacheMemory(NamedTuple):
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Replace an error of XLA for exhausted memory of a device with a `UserError`."""
+        """Replace an XLA error for exhausted device memory with a `UserError`."""
         try:
             yield
         except jax.errors.JaxRuntimeError as e:

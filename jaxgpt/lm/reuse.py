@@ -25,7 +25,7 @@ class Reuse(NamedTuple):
 
     Attributes:
         state: the state after the text.
-        tokens: number of leading tokens of the prompt, except the last, in the cache.
+        tokens: number of leading tokens of the prompt in the cache; the last token of the prompt is not counted.
         kept: number of these tokens that stay in the cache; the others are read again.
         padding: number of slots before the first token of the text, and of the prompt.
         size: number of slots of the cache for the prompt and its new tokens.
@@ -39,7 +39,7 @@ class Reuse(NamedTuple):
 
 
 def plan_reuse(state: SamplerState, prompt: Sequence[int], limit: int) -> Reuse | None:
-    """Plan how `resume` continues a one-row state with a prompt; None: it can keep no token in the cache.
+    """Return a plan to continue a one-row state with a prompt (`resume`); None: no token of the cache can be kept.
 
     Args:
         state: the state after an earlier text.

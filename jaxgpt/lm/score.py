@@ -20,7 +20,8 @@ from jaxgpt.lm.tree import Tree, shared_rows
 from jaxgpt.model import GPT
 from jaxgpt.settings import INT_MAX, as_int
 
-ROW_TOKENS = 1 << 11  # maximum positions of texts that share a row: attention scores grow with its square
+# Maximum number of positions of texts that share a row: the number of attention scores grows with the square of this number.
+ROW_TOKENS = 1 << 11
 
 
 class Score(NamedTuple):
@@ -47,9 +48,9 @@ def score(
 ) -> list[Score]:
     """Compute the log probability of each token of each continuation, given its context and the tokens before it.
 
-    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length, and a common
-    beginning of several texts, such as a question before its answers, is computed once. Memory holds the activations of
-    `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on their devices.
+    Except for rounding, the results equal `Generation.log_p` of the same tokens. Texts are batched by length. A common
+    beginning of several texts, such as a question before its answers, is computed once if this saves time. Memory holds the
+    activations of `batch_tokens` positions and the logits of a part of them. Weights on a mesh remain on their devices.
 
     Args:
         lm: model.
@@ -57,8 +58,8 @@ def score(
         continuations: one for each context, a string or ids. A string continues the text of the context and has the same
             ids as in the joined text, unless a token of the joined text crosses the boundary.
         batch_tokens: maximum number of positions of a batch. A batch has at least one row: one text, or texts with a
-            common beginning in up to 2,048 positions. None: 512 on CPUs, otherwise 8,192. On a mesh, the number of rows
-            is then rounded up to a multiple of the devices that divide them.
+            common beginning in up to 2,048 positions. None: 512 on CPUs, otherwise 8,192. On a mesh, a number of rows
+            above one is then rounded up to a multiple of the number of devices that divide the rows.
         progress: callback with the number of scored texts so far, and the total; its exceptions end the computation.
 
     Raises:

@@ -172,7 +172,8 @@ def _compiled(model: GPT, chunk: int) -> Callable[..., Any]:
 
 def target_scores(logits_BcV: jax.Array, targets_Bc: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the log probability of each target, in nats, and whether it is the first of the largest logits."""
-    # Each line is one pass over the logits. `argmax` would take longer than all of them on a CPU.
+    # The maximum, the sum and the minimum each take one pass over the logits. On a CPU, `argmax` would take longer than these
+    # three passes.
     largest_Bc1 = logits_BcV.max(-1, keepdims=True)
     total_Bc = jnp.exp(logits_BcV - largest_Bc1).sum(-1)
     id_BcV = jax.lax.broadcasted_iota(jnp.int32, logits_BcV.shape, 2)

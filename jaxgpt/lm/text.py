@@ -87,7 +87,7 @@ class TextStream:
         return piece
 
     def _append(self, ids: Iterable[int], log_p: Iterable[float]) -> None:
-        """Append ids up to a stop id or the limit, and their log probabilities."""
+        """Append ids up to a stop id, a negative id or the limit, and their log probabilities."""
         known = iter(log_p)
         for i in ids:
             if i == NOT_A_NUMBER:

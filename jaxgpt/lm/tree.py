@@ -16,7 +16,7 @@ BREAK_EVEN = 1 << 9  # lower bound on the number of scores that cost as much as 
 class Tree:
     """The ids of several texts as a tree: the common beginning of several texts is computed once.
 
-    The nodes are stored in depth-first order. A token attends to its ancestors: the tokens before it in its text.
+    The nodes are stored in depth-first order. A token attends to itself and to its ancestors, the tokens before it in its text.
 
     Example: the inputs `[5, 6, 7]`, `[5, 6, 8, 9]` and `[5, 6, 8]`
         ids       5 6 7 8 9
