@@ -51,12 +51,12 @@ class SamplerState(NamedTuple):
     Attributes:
         text: prompts and generated tokens.
         cache: KV cache of the tokens except the last of each row.
-        done_B: bool, rows that have ended at a stop id or negative id; they repeat their last token, and their logits are not
-            used. The caller drops the tokens beyond the maximum of each row.
+        done_B: bool, rows that have ended at a stop id or negative id, and rows without tokens; they repeat their last token,
+            and their logits are not used. The caller drops the tokens beyond the maximum of each row.
         made: int32 scalar, number of tokens generated so far per row; 0 after `prefill`.
         key_B: sampling keys; new token i of a row is sampled with `fold_in(key, i)`.
         log_p_BS: float32, logarithm of the model's probability of the token in each slot of `text`, like
-            `Sampled.log_p_B`; 0 in the slots of the prompt, and after the end of a row.
+            `Sampled.log_p_B`; 0 in the slots of the prompt, and after the end of a row; undefined in unused slots.
     """
 
     text: TokenBuffer
