@@ -1,4 +1,4 @@
-"""Activation functions whose derivative needs no value of the forward pass except their input."""
+"""Activation functions with derivatives that need only the input of the forward pass, no other value."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Halos(NamedTuple):
     Attributes:
         tokens: number of keys in the halos of a device; 0: no halos, so the device receives the keys of all devices.
         layers: number of layers with a halo.
-        in_all_layers: whether each device needs only keys of the previous device, in all layers. The tokens of a device are
-            then consecutive; otherwise, they are in balanced order.
+        in_all_layers: whether each device needs, besides its own keys, only keys of the previous device, in all layers. The
+            tokens of a device are then consecutive; otherwise, they are in balanced order.
     """
 
     tokens: int

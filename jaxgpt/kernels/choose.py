@@ -106,6 +106,8 @@ def of_device(device: jax.Device | Target, dtype: str = "float32") -> Ops:
 def choose_attention(config: Config, device: jax.Device | Target) -> ChosenAttention:
     """Return a device's attention function, with a note if `auto` falls back to a slower function.
 
+    On one device, a fallback has no note for short windows, because their scores need little memory.
+
     Raises:
         UserError: if a kernel is selected by name and cannot run.
     """

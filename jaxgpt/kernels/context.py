@@ -20,7 +20,7 @@ CONTEXT_KERNELS: dict[str, AttendFn] = {
     "halo": halo_attention,
     "ring": ring_attention,
 }
-MOST_GATHERED = 2**17  # maximum window with gathered keys, in tokens (compiled sizes in docs/scaling.md)
+MOST_GATHERED = 2**17  # maximum window in tokens for gathered keys with `auto` (compiled sizes in docs/scaling.md)
 
 
 class ChosenAttention(NamedTuple):
@@ -28,7 +28,7 @@ class ChosenAttention(NamedTuple):
 
     Attributes:
         attend: the function for `Ops.attend`.
-        note: one line for the user if `auto` falls back to a slower function; "": no fallback.
+        note: one line for the user if `auto` falls back to a slower function; "": no fallback, or a short window.
     """
 
     attend: AttendFn

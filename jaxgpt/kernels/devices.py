@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
 
-LANES = 128  # vector width of a TPU, a divisor of all tile sizes
+LANES = 128  # vector width of a TPU, a divisor of the tile sizes of splash attention
 
 
 def per_device(

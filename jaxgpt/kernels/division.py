@@ -53,7 +53,7 @@ class Division(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Number of devices that have the positions of a row."""
+        """Number of devices that divide the positions of a row."""
         sizes = jax.sharding.get_abstract_mesh().shape
         return math.prod(sizes[axis] for axis in self.axes)
 

@@ -54,8 +54,9 @@ def large_tiled_experts(
 def _dropless(on_device: OnDevice, pairs: Pairs, weights: ExpertWeights, activate: Activation, dtype: Any) -> Array:
     """Compute the experts with `on_device`, on one device or on each device of a mesh (`experts_on_mesh`).
 
-    Exceptions: with at most E pairs on one device, as in decoding, `by_token` reads only the matrices of their experts. Stored
-    weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's width.
+    Exceptions: with at most E pairs on one device, as in decoding, `by_token` reads only the matrices of their experts.
+    Otherwise, stored weights use the definition, as do rules that shard positions over the mesh axes of experts or of the MLP's
+    width.
     """
     pairs = pairs._replace(x_BTD=pairs.x_BTD.astype(dtype))
     are_stored = not isinstance(weights.up_EDF, Array)

@@ -87,7 +87,7 @@ class ShardedSplash:
 
 
 def tile_size(T: int, devices: int, balanced: int = 1) -> int:
-    """Return the largest tile, in tokens, that divides the tokens of a device and the chunks of the order; 0: none.
+    """Return the largest tile, in tokens, that divides the tokens of a device and the chunks of the order; 0: no such tile.
 
     Args:
         T: number of tokens of a row.

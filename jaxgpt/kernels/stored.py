@@ -93,7 +93,7 @@ class Stored:
 def _is_faster_by_digits(values_OI: jax.Array, rows: int) -> bool:
     """Return whether a CPU multiplies this number of rows faster with `_product_by_digits` than with `_product`."""
     inputs = values_OI.shape[1]
-    if values_OI.dtype != jnp.int8 or inputs > 2**17:  # int32 sums hold 2^17 inputs
+    if values_OI.dtype != jnp.int8 or inputs > 2**17:  # 2^17: limit for int32 sums of int8 products
         return False
     # Since JAX 0.12, three int8 products with VNNI take less time than a float32 product.
     return rows <= FEW_ROWS or (jax.__version_info__ >= (0, 12) and cpu_supports("avx512_vnni"))
@@ -103,7 +103,7 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T`, with V `[O, I]` converted to the dtype of x: `[R, I]` to float32 `[R, O]`."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand, so x, the smaller one, is on the right. The barrier keeps XLA from
+        # XLA's CPU backend copies the right operand, so the smaller operand, x, is on the right. The barrier keeps XLA from
         # swapping the operands.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, preferred_element_type=jnp.float32)).T
     return _dot(x_RI, values_OI, preferred_element_type=jnp.float32)
