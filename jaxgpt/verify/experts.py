@@ -27,7 +27,8 @@ from jaxgpt.train.loss import next_token_loss, token_losses
 from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
-MARGIN = 1e-5  # if the scores of a token's last chosen and next expert differ by less, rounding may change the choice
+# Minimum difference between the preferences of a token's last chosen and next expert: below it, rounding may change the choice.
+MARGIN = 1e-5
 
 
 def routed(s: Subject) -> float:
@@ -83,7 +84,7 @@ def losses(s: Subject) -> float:
 
 
 def _losses_by_formula(s: Subject, params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the sum of the loss and the means of the router losses over layers, and the terms by their names in the step."""
+    """Return the loss plus the means of the router losses over layers, and the terms that the step reports, keyed by name."""
     c = s.config.model
     logits: dict[str, jax.Array] = {}  # logits of each router, recorded by `edit`
 
@@ -155,7 +156,7 @@ def padded(s: Subject) -> float:
     def sides(x_BTD: jax.Array, positions: Any) -> Any:
         block = Block(c, s.model.ops)
         _, _, outputs = block.apply({"params": s.params["h_0"]}, x_BTD, Visible(positions))  # type: ignore[misc]
-        # A side output has a value for each token, or one for the row.
+        # A side output has a value for each token, or a single value for the row.
         return {name: side_BT[:, :length] for name, side_BT in outputs.items()}
 
     together = jax.jit(sides)(x_BTD, document_positions(document_BT))

@@ -18,7 +18,7 @@ from jaxgpt.verify.subject import NotApplicable, Subject, distance
 
 
 def prompt_logits(model: GPT, params: Any, ids_BT: jax.Array, slots: int) -> tuple[jax.Array, KVCache]:
-    """Return the logits of prompts, and a cache."""
+    """Return the logits of prompts, and their cache with `slots` slots."""
     result: Any = model.apply({"params": params}, ids_BT, slots, method=GPT.prefill)
     return result
 

@@ -129,7 +129,7 @@ def distance(found: Any, expected: Any) -> float:
     The floor is for leaves that are zero in theory, such as the keys' bias gradient without RoPE: they hold rounding error.
 
     Returns:
-        0 if the trees are equal; infinity if an element is non-finite or shapes differ.
+        The difference: 0 if the trees are equal; infinity if an element is non-finite, shapes differ, or only b is zero.
     """
     pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
     sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]

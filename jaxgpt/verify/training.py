@@ -66,7 +66,7 @@ def devices(s: Subject) -> float:
     """Compare a train step on several devices to the same step on one device.
 
     The optimizer is Adam with betas of 0 and an epsilon of 1: for small gradients, its update `lr * g / (|g| + 1)` is
-    proportional to g. The usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
+    nearly proportional to g. The usual `lr * g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     available = jax.devices()
     if len(available) < 2:
