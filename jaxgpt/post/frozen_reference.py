@@ -26,7 +26,8 @@ def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
         tokenizer: tokenizer of the initial weights.
 
     Raises:
-        UserError: if the reference is missing, or has a different vocabulary, tokenizer or model than the initial weights.
+        UserError: if the reference is missing, has a different vocabulary or tokenizer than the initial weights, or does not
+            fit the model of the run (`check_reference`).
     """
     path = config.post.reference
     if not path:

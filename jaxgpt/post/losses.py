@@ -68,6 +68,6 @@ def odds_ratio_loss(chosen_B: jax.Array, rejected_B: jax.Array) -> jax.Array:
 
 
 def log_complement(log_p: jax.Array) -> jax.Array:
-    """Compute `log(1 - p)` from `log p`; p is at most 1 - 1e-7, so that the result is finite."""
+    """Compute `log(1 - p)` from `log p`; p is clipped to at most 1 - 1e-7, so that the result is finite."""
     log_p = jnp.minimum(log_p, -1e-7)
     return jnp.log(-jnp.expm1(log_p))

@@ -44,9 +44,9 @@ class Rows:
 def work_of(config: Config) -> tuple[Config, Work]:
     """Return the config of a plan, and the work of its steps.
 
-    The config has no objective and takes one step per call, because a plan changes the number of rows, which the checks of an
-    objective could reject. With adapters, their frozen base is a part of every program, and it is the reference of preferences
-    and rewards.
+    Except for the objective next-token, the returned config has the default `post` settings and one step per call, because a
+    plan changes the number of rows, which the checks of an objective could reject. With adapters, their frozen base is a part
+    of every program, and it is the reference of preferences and rewards.
 
     Raises:
         UserError: if the architecture of a teacher is unknown, or does not fit the run.

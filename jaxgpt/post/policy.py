@@ -20,7 +20,8 @@ class Variant(NamedTuple):
 
     Attributes:
         advantage: argument of `advantages`.
-        ratio: the ratio of the probabilities of each token, its geometric mean over the answer, or its product.
+        ratio: kind of ratio of the probabilities. token: of each token; mean: its geometric mean over the tokens of the answer;
+            product: its product over these tokens.
         average: kind of mean. answer: over the tokens of each answer, then over answers; token: over all tokens of the batch;
             fixed: the sum over each answer divided by the maximum number of tokens, then over answers.
     """
@@ -60,7 +61,7 @@ def advantages(reward_PG: np.ndarray, kind: str) -> np.ndarray:
 def kl_estimate(delta: jax.Array, kind: Literal["k1", "k2", "k3"]) -> jax.Array:
     """Estimate `KL(p || p_reference)` from a token drawn from p, with `delta = log p_reference - log p` (Schulman 2020).
 
-    k1: `-delta`; k2: `delta^2 / 2`; k3: `exp(delta) - delta - 1`, which is never negative.
+    k1: `-delta`; k2: `delta^2 / 2`; k3: `exp(delta) - delta - 1`. The estimates k2 and k3 are never negative.
     """
     if kind == "k1":
         return -delta
@@ -108,12 +109,13 @@ def policy_objective(
     The loss of a token is `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl KL(p || p_reference)`, with the advantage
     A of the answer and the ratio r = p / p_rollout (gspo: its geometric mean over the answer; rloo: its product).
 
-    A batch is a `RolloutBatch`. With `settings.mask_truncated`, answers whose `counted` is 0 have no loss. They still count as
+    A batch is a `RolloutBatch`. With `settings.mask_truncated`, answers with `counted` 0 have no loss. They still count as
     answers in means over answers, as in TRL.
 
-    The metrics `answer_tokens` and the `metrics` of the batch are means over answers. `clipped` (fraction of tokens), `kl` and
-    `entropy` are means over the tokens of each answer, averaged over answers (dapo: means over all tokens). `entropy` is the
-    mean of `-log p` of the tokens when they were drawn, which estimates the policy's entropy in nats per token.
+    The metrics `answer_tokens` and the `metrics` of the batch are means over answers. `clipped` (fraction of tokens), `kl` (if
+    `settings.kl` is above 0) and `entropy` are means over the tokens of each answer, averaged over answers (dapo: means over
+    all tokens). `entropy` is the mean of `-log p` of the tokens when they were drawn, which estimates the policy's entropy in
+    nats per token.
 
     Args:
         apply_fn: `model.apply`.

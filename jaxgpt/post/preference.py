@@ -1,4 +1,4 @@
-"""The objective of preference pairs: both answers of a pair, and a frozen reference, in one pass each."""
+"""The objective of preference pairs: one pass over both answers of a pair, and at most one pass of a frozen reference."""
 
 from __future__ import annotations
 

@@ -53,5 +53,5 @@ class ReferencedPairs:
 
 
 def without_log_p(pairs: Split) -> ReferencedPairs:
-    """Return a split of pairs without log probabilities, from which `row_spec` takes the shapes of batches."""
+    """Return a split of pairs without log probabilities, for the shapes of batches (`parallel.rows.row_spec`)."""
     return ReferencedPairs(pairs, starts_N=np.zeros(0, np.int64), log_p_N2=np.zeros((0, 2), np.float32))

@@ -36,7 +36,7 @@ def rewards_of(reward: Reward, name: str, answered: Answered, seconds: float) ->
     """Call a reward, and check its results.
 
     Args:
-        reward: a single reward, or a weighted sum of rewards, each of which is called.
+        reward: a single reward, or a weighted sum: each of its rewards is called.
         name: name of the reward, for error messages.
         answered: the arguments of the reward.
         seconds: time limit of each call.
@@ -57,8 +57,8 @@ def checked_rewards(reward: Reward, name: str, answered: Answered, seconds: floa
     """Call one reward, and check its results, float32 `[n]`.
 
     Raises:
-        UserError: if the reward raises an exception, takes longer than `seconds`, or returns a wrong number of values, NaN or
-            infinity.
+        UserError: if the reward raises an exception, takes longer than `seconds`, or does not return a finite number of
+            magnitude 1e30 or less for each answer.
     """
     # Pass copies: the function may change its arguments, and later rollouts have the same records.
     call = partial(reward, *answered.copy())
@@ -110,6 +110,6 @@ def _checked(values: Any, name: str, texts: Sequence[str]) -> np.ndarray:
         )
     for number, text in zip(numbers, texts, strict=True):
         if not abs(number) <= LARGEST:
-            kind = "number of at most 1e30" if math.isfinite(number) else "finite number"
+            kind = "number of magnitude 1e30 or less" if math.isfinite(number) else "finite number"
             raise UserError(f"the reward {name} returned {number} for the answer {short_repr(text)}: return a {kind}")
     return np.array(numbers, np.float32)

@@ -21,7 +21,7 @@ class Rewards(NamedTuple):
     Attributes:
         total_B: reward of each answer, float32.
         parts: values of each of several rewards, without its weight, and of the penalty for long answers, float32 `[B]`, keyed
-            by metric; empty: a single reward.
+            by metric; empty: a single reward without this penalty.
     """
 
     total_B: np.ndarray
@@ -83,7 +83,7 @@ def metric_of(name: str) -> str:
 
 
 def metrics_of(names: Collection[str]) -> list[str]:
-    """Return the keys of `Rewards.metrics` for named rewards: the total and, if there are several, each reward."""
+    """Return the keys of `Rewards.metrics` for named rewards, without the penalty: the total and each of several rewards."""
     parts = [metric_of(name) for name in names]
     return [TOTAL, *parts] if len(parts) > 1 else [TOTAL]
 

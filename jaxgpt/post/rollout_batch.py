@@ -14,7 +14,8 @@ from jaxgpt.post.answers import OVERLONG, answer_ids
 from jaxgpt.post.rewards import metrics_of
 
 DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sampler and training
-EQUAL_REWARDS = "equal_rewards"  # metric of the answers to prompts with equal rewards, which have the advantage 0
+# Metric of an answer: whether all answers to its prompt have equal rewards, and thus the advantage 0.
+EQUAL_REWARDS = "equal_rewards"
 
 Array = Any  # np.ndarray on the host, jax.Array on the devices
 
@@ -60,13 +61,13 @@ def rollout_batch(
     advantage_B: np.ndarray | None = None,
     metrics: Mapping[str, np.ndarray] = {},
 ) -> RolloutBatch:
-    """Return a batch of `policy_objective`; `weight` and `reference_log_p` are not yet computed.
+    """Return a batch; `weight`, `reference_log_p` and the metric `DIFFERENCE` are zeros until the caller computes them.
 
     Args:
         config: settings of the run.
         prompts: prompt of each answer.
         answers: answers with their log probabilities.
-        advantage_B: advantage of each answer; None: a batch of `on_policy_objective`.
+        advantage_B: advantage of each answer, for `policy_objective`; None: a batch of `on_policy_objective`.
         metrics: numbers of each answer, keyed by metric.
     """
     B = len(prompts)

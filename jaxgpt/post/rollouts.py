@@ -58,7 +58,7 @@ class Rollouts(Feed):
         """Return the batches of the steps of a call.
 
         Raises:
-            UserError: if the reward fails, or the log probabilities of the sampler differ from training.
+            UserError: if the reward fails, or the log probabilities of the sampler do not pass `check_sampler`.
         """
         assert state is not None
         config = self.program.config

@@ -17,7 +17,7 @@ TOLERANCE = 1e-3  # maximum difference between sampler and training in float32, 
 
 
 def checked_answers(config: Config) -> int:
-    """Return the number of answers of a rollout whose log probabilities are computed as in training."""
+    """Return the number of answers of a rollout with log probabilities that are also computed as in training."""
     post = config.post
     if post.has_rewards and config.train.compute_dtype != "float32":
         return config.rollout_answers

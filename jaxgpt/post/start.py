@@ -57,7 +57,7 @@ def with_objective(
         progress: called during the work before the first step, as in `ReferencedFeeds`.
 
     Raises:
-        UserError: if the reward or the reference cannot be opened.
+        UserError: if a reward, the reference or the teacher cannot be opened.
     """
     config = start.config
     post = config.post

@@ -131,7 +131,7 @@ CODE = {
     "text": ("return '12'", "must return a number per answer, not '12'"),
     "keys": ("return {0.5: 'x', 1.0: 'y'}", "must return a number per answer, not {0.5: 'x', 1.0: 'y'}"),
     "set": ("return {0.0, 1.0}", "must return a number per answer, not {0.0, 1.0}"),
-    "huge": ("return [1e39, 0]", "returned 1e+39 for the answer 'x': return a number of at most 1e30"),
+    "huge": ("return [1e39, 0]", "returned 1e+39 for the answer 'x': return a number of magnitude 1e30 or less"),
     "none": ("return None", "must return a number per answer, not None"),
 }
 
