@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 TRAINING: Style = {"linewidth": 1, "alpha": 0.4}  # style of training losses next to validation losses
 VALIDATION: Style = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
-# Style of evaluations on the most windows, next to evaluations on fewer windows.
+# Style of comparable evaluations, next to other evaluations.
 FULL: Style = {"linestyle": "none", "marker": "D", "markersize": 5}
 SAMPLED: Style = {"linewidth": 1.4}  # style of sampled answers
 HELD_OUT: Style = {"linestyle": "none", "marker": "o", "markersize": 3.5}  # style of answers to held-out prompts
-SMOOTHING = 50  # approximate number of points of a curve of rollouts
+SMOOTHING = 50  # minimum number of points of a smoothed curve of rollouts
 LABEL = 0.045  # height of a baseline label, as a fraction of the axes' height
 
 
@@ -106,7 +106,11 @@ def draw_held_out(axes: Axes, lines: Lines, metric: str, horizontal: RunAxis, lo
 
 
 def _smoothed(curve: np.ndarray) -> np.ndarray:
-    """Replace groups of neighboring points of a curve `[2, n]` with their medians; about `SMOOTHING` points remain."""
+    """Replace groups of neighboring points of a curve `[2, n]` with their medians.
+
+    `SMOOTHING` to `1.5 * SMOOTHING` points remain; last points without a complete group are dropped. A curve of fewer than
+    `2 * SMOOTHING` points is unchanged.
+    """
     size = max(curve.shape[1] // SMOOTHING, 1)  # points of a group
     whole = curve[:, : curve.shape[1] // size * size]
     medians: np.ndarray = np.median(whole.reshape(2, -1, size), axis=-1)
@@ -114,7 +118,7 @@ def _smoothed(curve: np.ndarray) -> np.ndarray:
 
 
 def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True) -> None:
-    """Draw a horizontal line for each loss behind the curves, labeled on the right."""
+    """Draw a horizontal line for each loss behind the curves; if `labels`, with a label on the right."""
     for loss in losses.values():
         axes.axhline(loss, color="#9ca3af", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
     if not labels:

@@ -56,7 +56,7 @@ class Difference(NamedTuple):
         stderr: standard error over seeds, on the same windows; NaN if a group has a single seed.
         freedom: degrees of freedom of `stderr`; NaN if `stderr` is NaN.
         pairs: number of pairs of equal seeds; 0: the groups are compared without pairs.
-        windows: number of validation windows shared by all compared runs; 0: unknown.
+        windows: number of validation windows shared by all compared runs; 0: unknown, or the runs have different windows.
         window_stderr: standard error over these windows for the compared models, without the variation between seeds.
         window_variance: variance over the choice of the windows in addition to `stderr` squared: V_windows - V_rest, with
             V_rest at most `stderr` squared; 0 if negative.
@@ -161,7 +161,7 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
     Args:
         found: the difference.
         parts: losses `[S, W]` of the pairs or of both groups; their means add up to the difference.
-        shares_W: number of tokens of each window, divided by its mean.
+        shares_W: number of tokens of each window, divided by the mean of these numbers.
     """
     W = len(shares_W)
 

@@ -73,7 +73,7 @@ class DrawnRuns(NamedTuple):
             )  # fmt: skip
 
     def add_legend(self, figure: Figure, kinds: Mapping[str, Style]) -> None:
-        """Add the runs, the kinds of curves, and the changes of settings."""
+        """Add a legend of the runs, the kinds of curves, and the changes of settings."""
         from matplotlib.lines import Line2D
 
         names = [drawable(name) for name in self.looks]
@@ -90,7 +90,7 @@ class DrawnRuns(NamedTuple):
 
 
 def _changes(runs: Mapping[str, Lines]) -> list[Change]:
-    """List the changes of settings of all runs, the last at each step."""
+    """List the changes of settings of all runs; if a run has several at a step, only the last."""
     changes: dict[tuple[str, int], Change] = {}
     for name, lines in runs.items():
         for line in lines:

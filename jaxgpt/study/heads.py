@@ -60,7 +60,8 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
     """
     T = tokens_BT.shape[1]
-    before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # token s - 1 equal to the query token
+    # Whether token s - 1 equals the query token.
+    before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]
     position_T = jnp.arange(T)
     is_causal_TS = position_T[None, :] <= position_T[:, None]
     candidates_TS = is_causal_TS & (position_T[None, :] > 0)  # keys up to the query, except the first

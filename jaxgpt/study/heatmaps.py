@@ -27,7 +27,8 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
 
     Args:
         pattern: attention weights, `[N, T, S]` or `[T, S]`: a row for each query position, a column for each key position.
-        tokens: the text of each key position, `[S]`; the queries are the last T of them. None: positions.
+        tokens: the text of each key position, `[S]`, as labels of one head; the queries are the last T of them. None: the
+            positions.
         title: figure title.
     """
     weights = np.asarray(pattern, np.float64)

@@ -30,7 +30,7 @@ class HeadSummary(NamedTuple):
         layer: index of the layer.
         head: index of the head in the layer.
         same: mean attention to the current token.
-        previous: mean attention to the previous token.
+        previous: mean attention to the previous token; 0 for a text of one token.
         first: mean attention to the first token.
         entropy: mean entropy of the attention weights, in nats.
         loss_increase: increase of the loss per token with the head ablated; None: not computed.

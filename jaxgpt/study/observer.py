@@ -24,7 +24,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.study.activation_names import activation_name
 from jaxgpt.suggestions import did_you_mean
 
-# Names of activations are patterns: `*` matches any part of a name.
+# Names of activations may be patterns (`fnmatch`): `*` matches any part of a name.
 Taps = tuple[str, ...]  # names of the activations to return
 ActivationEdit = Callable[[jax.Array], Any]  # function from an activation to its replacement
 Edits = tuple[tuple[str, ActivationEdit], ...]  # names, and the edits of these activations
@@ -43,7 +43,7 @@ class ForwardPass(NamedTuple):
 
 
 def observed(lm: LM) -> GPT:
-    """Return the module of a model with the reference operations, which have all activations."""
+    """Return the module of a model with the reference operations, which expose all activations."""
     return lm.model(lm.config.model, Ops(jnp.dtype(lm.config.train.compute_dtype)))
 
 

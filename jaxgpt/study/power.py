@@ -11,11 +11,12 @@ MOST_SEEDS = 1000  # largest number of seeds to recommend
 
 
 def seeds_needed(found: Difference) -> int:
-    """Return the number of seeds per group that would find a difference of this size with probability 0.8; 0: unknown.
+    """Return the number of seeds per group that would find a difference of this size with probability 0.8.
 
-    The smallest n with `abs(mean) >= (t_0.975 + t_0.8) * sqrt(variance / n + window_variance)`. In pairs, `variance` is the
-    variance of a pair's difference, with n - 1 degrees of freedom; without pairs, the summed variances of one run of each
-    group, with 2 (n - 1). The quantiles t have the degrees of freedom of the sum (`joint_freedom`).
+    The number is 0 if the error is unknown or 0, or if the difference is 0. Otherwise, it is the smallest n with
+    `abs(mean) >= (t_0.975 + t_0.8) * sqrt(variance / n + window_variance)`. In pairs, `variance` is the variance of a pair's
+    difference, with n - 1 degrees of freedom; without pairs, the summed variances of one run of each group, with 2 (n - 1). The
+    quantiles t have the degrees of freedom of the sum (`joint_freedom`).
 
     Numbers above `MOST_SEEDS` are returned as `MOST_SEEDS` + 1.
     """

@@ -141,9 +141,9 @@ def rewards(
 ) -> Figure:
     """Draw the metrics of runs with rewards: reward, tokens per answer, entropy and KL, each in a panel.
 
-    Each of about 50 points of a curve is the median of the same number of lines, because estimates of KL have outliers.
-    The answers to held-out prompts are dots, with the standard error of their mean reward. A panel without values in
-    any run is omitted.
+    From 100 lines on, curves of sampled answers are smoothed, because estimates of KL have outliers: each of 50 to 75 points is
+    the median of the same number of lines. The answers to held-out prompts are dots, with the standard error of their mean
+    reward. A panel without values of sampled answers in any run is omitted.
 
     Args:
         runs: dict of the lines of metrics.jsonl, as for `losses`.
@@ -185,7 +185,7 @@ def has_rewards(lines: Lines) -> bool:
 
 
 def _have(runs: Mapping[str, Lines], metric: str) -> bool:
-    """Return whether a run has a metric."""
+    """Return whether any of the runs has a metric."""
     return any(metric in line for lines in runs.values() for line in lines)
 
 
