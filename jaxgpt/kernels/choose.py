@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.data_files import has_documents
 from jaxgpt.kernels import activations, cpu, norms
-from jaxgpt.kernels.context import CONTEXT_KERNELS, ChosenAttention, choose_context_attention, fall_back
+from jaxgpt.kernels.context import CONTEXT_KERNELS, ChosenAttention, attend_instead, choose_context_attention
 from jaxgpt.kernels.experts import large_tiled_experts, ragged_experts, tiled_experts
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
@@ -130,7 +130,7 @@ def choose_attention(config: Config, device: jax.Device | Target) -> ChosenAtten
     if not problem:
         return ChosenAttention(kernel.attend)
 
-    chosen = fall_back(config, name, problem)
+    chosen = attend_instead(config, name, problem)
     # `attend` needs much memory only for long windows.
     return chosen if config.window >= SHORTEST else chosen._replace(note="")
 

@@ -35,11 +35,11 @@ class ChosenAttention(NamedTuple):
     note: str = ""
 
 
-def fall_back(config: Config, name: str, problem: str) -> ChosenAttention:
-    """Choose `attend`, because the kernel `name`, which `auto` prefers, has a problem.
+def attend_instead(config: Config, name: str, problem: str) -> ChosenAttention:
+    """Return `attend` with a note that the kernel `name`, which `auto` prefers, has a problem.
 
     Raises:
-        UserError: if `train.attention` is not `auto` but this kernel.
+        UserError: if `train.attention` requests this kernel.
     """
     if config.train.attention == name:
         raise UserError(f"train.attention {name} {problem}; use --train.attention xla or auto")
@@ -56,7 +56,7 @@ def choose_context_attention(config: Config, platform: str) -> ChosenAttention:
 
     problem = _context_problem(name, config, platform)
     if problem:
-        return fall_back(config, name, problem)
+        return attend_instead(config, name, problem)
     return ChosenAttention(CONTEXT_KERNELS[name])
 
 

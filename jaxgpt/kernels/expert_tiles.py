@@ -64,7 +64,8 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
 def _take(x_RD: Array, index_M: Array, inverse_X: Array, copies: int) -> Array:
     """Return the rows `x_RD[index_M // copies]`: `[M, D]`; zeros for indices beyond the last row.
 
-    The derivative reads the gradient at the inverse indices. JAX's derivative would add each row to an array of zeros.
+    `by_tiles` copies tokens to the rows of tiles, and then rows back, with the two index arrays exchanged. The derivative reads
+    the gradient at the inverse indices. JAX's derivative would add each row to an array of zeros.
 
     Args:
         x_RD: R rows; X = R * copies.

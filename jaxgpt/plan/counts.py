@@ -58,6 +58,7 @@ def extrapolated_counts(config: Config, target: Target, work: Work) -> Counts:
     if work.teacher is None:
         return counts
 
+    # `counts` has a teacher of one layer: add the costs of its other layers.
     longer = counts_of(config, target, work.with_teacher_layers(2), 1)
     other_layers = work.teacher.n_layer - 1
     return jax.tree.map(lambda total, a, b: total + other_layers * (b - a), counts, one, longer)

@@ -83,8 +83,11 @@ class StageProgress(Progress):
         self.listener.stage(self.name, done, total)
 
 
-class Tolerant(Listener):
-    """Passes stages, metrics and notes to a listener, and drops its exceptions, so that they cannot prevent a checkpoint."""
+class StatusWithoutErrors(Listener):
+    """Passes stages, metrics and notes to a listener, and drops its exceptions, so that they cannot prevent a checkpoint.
+
+    Other events are not passed.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener

@@ -14,7 +14,7 @@ from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.trainer.calls import is_evaluated, is_saved, plan_calls
 from jaxgpt.trainer.compilation import compiling
 from jaxgpt.trainer.evaluation import ValidationLoss
-from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress, Tolerant
+from jaxgpt.trainer.events import Listener, Listeners, Outcome, StageProgress, StatusWithoutErrors
 from jaxgpt.trainer.failures import failures
 from jaxgpt.trainer.feed import batches_of, check_feed
 from jaxgpt.trainer.metrics import MetricsFile
@@ -88,7 +88,7 @@ def run_loop(start: Start, listener: Listener, until: int | None) -> Outcome:
         replace_settings(start, run, program, data)
 
         # Prepare metrics, checkpoints, evaluations and calls, then take the steps.
-        saver = Saver(run.checkpoints, config.train, Tolerant(listeners).note)
+        saver = Saver(run.checkpoints, config.train, StatusWithoutErrors(listeners).note)
         record = Recorder(program, MetricsFile(run.metrics, resumed_from), listeners, resumed_from)
         checkpoints = Checkpoints(record, saver, data, resumed_from, parts)
         evaluate = Evaluate(start.evaluators or (ValidationLoss(),), record, checkpoints, data, monitor)

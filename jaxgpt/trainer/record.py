@@ -19,7 +19,7 @@ from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.provenance import provenance
 from jaxgpt.trainer.divergence import Diverged, check_step, skip_note
 from jaxgpt.trainer.evaluators import Result
-from jaxgpt.trainer.events import Listener, Tolerant
+from jaxgpt.trainer.events import Listener, StatusWithoutErrors
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.speed import CallSpeed, Speed
@@ -146,7 +146,7 @@ class Recorder:
 
     def tolerate_listener(self) -> None:
         """Drop later exceptions of the listener, so that they cannot prevent a checkpoint."""
-        self.listener = Tolerant(self.listener)
+        self.listener = StatusWithoutErrors(self.listener)
 
     def waiting(self, wait: Callable[[Future[Any]], None]) -> Callable[[Future[Any]], None]:
         """Return a function that waits for data with `wait`, and counts the seconds for the next line of the metrics."""

@@ -76,11 +76,12 @@ class StepBatches:
         if spec is None:
             T = self.config.window
             spec = np.zeros((0, T, 3) if has_documents(self.config) else (0, T + 1), np.int32)
-        lead = (self.rows_per_step,) if steps == 1 else (steps, self.rows_per_step)
+        rows = self.rows_per_step
+        leading_axes = (rows,) if steps == 1 else (steps, rows)
         sharding = batch_sharding(self.mesh, several=steps > 1)
 
         def leaf(x: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct((*leading_axes, *x.shape[1:]), x.dtype, sharding=sharding)
 
         batches = jax.tree.map(leaf, spec)
         return batches if steps == 1 else Several(batches, steps)

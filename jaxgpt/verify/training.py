@@ -57,9 +57,10 @@ def accumulation(s: Subject) -> float:
 
 def compiled(s: Subject) -> float:
     """Compare loss and gradient with and without jit."""
-    compiled = s.plain_gradient  # result with jit, computed before jit is disabled
+    with_jit = s.plain_gradient  # computed before jit is disabled
     with jax.disable_jit():
-        return distance(compiled, s.gradient(s.model, s.params, s.windows))
+        without_jit = s.gradient(s.model, s.params, s.windows)
+    return distance(with_jit, without_jit)
 
 
 def devices(s: Subject) -> float:
@@ -80,14 +81,14 @@ def devices(s: Subject) -> float:
     windows = np.asarray(s.random_ids((ROWS, s.windows.shape[1])))
     params = jax.device_get(s.params)
 
-    def update(config: Config) -> tuple[Any, Any]:
-        program = with_arrays(make_program(config, make_mesh(config.mesh, available)))
+    def update(mesh: MeshConfig) -> tuple[Any, Any]:
+        program = with_arrays(make_program(replace(config, mesh=mesh), make_mesh(mesh, available)))
         state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
 
-    one = update(replace(config, mesh=MeshConfig(data=1)))
-    many = update(replace(config, mesh=_split(config, len(available))))
+    one = update(MeshConfig(data=1))
+    many = update(_split(config, len(available)))
     return max(distance(a, b) for a, b in zip(many, one, strict=True))
 
 
@@ -159,14 +160,14 @@ def transformers(s: Subject) -> float:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise NotApplicable(f"{' and '.join(missing)} not installed")
-    exported = s.exported
+    directory = s.exported
     import torch
     import transformers as theirs
 
     theirs.utils.logging.set_verbosity_error()
     theirs.utils.logging.disable_progress_bar()
     options = {"attn_implementation": "eager", "dtype": torch.float32}
-    model: Any = theirs.AutoModelForCausalLM.from_pretrained(exported, **options).eval()
+    model: Any = theirs.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
     with torch.no_grad():
         logits = model(torch.tensor(np.asarray(s.tokens, np.int64))).logits.numpy()
     return distance(s.forward(s.params, s.tokens), logits)
