@@ -1,4 +1,4 @@
-"""A trained model: load, save, generate, chat, explain."""
+"""A trained model: load, save, generate, chat, explain, score."""
 
 from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain

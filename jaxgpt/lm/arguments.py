@@ -56,7 +56,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
             raise UserError(f"a prompt must be a string or a list of at least one token id: {short_repr(prompt)}")
 
     # In the usual case, no id needs a conversion or an error.
-    are_ints = all(type(i) is int for i in ids)  # neither bool nor integers of NumPy
+    are_ints = all(type(i) is int for i in ids)  # false for bool and NumPy integers
     if are_ints and (not ids or (min(ids) >= 0 and max(ids) < vocab_size)):
         return ids
     checked = []
@@ -76,7 +76,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
         if i is not None and i < tokenizer.vocab_size:
             return [i]
-    with suppress(UserError):  # no newline in the vocabulary
+    with suppress(UserError):  # error if the vocabulary has no newline
         newline: list[int] = tokenizer.encode("\n").tolist()
         if newline:
             return newline

@@ -1,4 +1,4 @@
-"""Token buffers of any prompts in few sizes: their numbers of rows and slots are rounded up."""
+"""Token buffers for prompts of any number and length, in few sizes: the numbers of rows and slots are rounded up."""
 
 from __future__ import annotations
 

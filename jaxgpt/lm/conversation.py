@@ -146,7 +146,7 @@ class Chat:
             texts.clear()  # the messages remain unchanged
             raise
         finally:
-            if texts:  # also for a partial answer, if the generator was closed or interrupted
+            if texts:  # a complete answer, or a partial answer after the generator was closed or interrupted
                 content = self._format.content("".join(texts))
                 self.messages = [*messages, {"role": "assistant", "content": content}]
 

@@ -30,7 +30,7 @@ def start(
     Args:
         sampler: the model, and settings of generation.
         params: the weights.
-        prompts: ids of each prompt, at least one.
+        prompts: ids of each prompt, at least one id.
         keys: one random key per prompt.
         limits: maximum number of new tokens of each prompt, for the text buffer size; rows do not end at their limits.
         ways: number of shards of a batch, as in `buffer_sizes`.

@@ -86,12 +86,12 @@ def load(
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
 
-    set_quick_flag()  # before XLA starts
+    set_quick_flag()  # XLA reads the flag when it starts
     place = Place(mesh, model=model)
     source, params = read_source(path, checkpoint, lambda source: source.read(place))
 
     lm = LM(
-        config=replace(source.config, lora=LoraConfig()),  # the adapters are merged
+        config=replace(source.config, lora=LoraConfig()),  # no adapters: they are merged with the weights
         params=params,
         tokenizer=source.run.tokenizer(),
         source=f"{path}, step {source.step}",

@@ -10,7 +10,7 @@ from jaxgpt.data.tokenizers.base import Ids
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 from jaxgpt.errors import UserError
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from bytes that are not, or not yet, a complete character
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # text of bytes that are not a complete character; later bytes may complete it
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
