@@ -1,4 +1,4 @@
-"""The tokens of the devices of `mesh.context`: their order, which gives all devices equal work, and their halos."""
+"""Tokens on the devices of `mesh.context`: the order that gives all devices equal work, and halos."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def only_rows_are_divided() -> bool:
     """Return whether the current mesh and sharding rules shard only the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
     for name, axes in nn.get_logical_axis_rules():
-        if name in ("batch", "lookup", "residual", "matrices"):  # rows, and the stack of Muon
+        if name in ("batch", "lookup", "residual", "matrices"):  # rows of batches, and Muon's stack of matrices
             continue
         if any(sizes.get(axis, 1) != 1 for axis in jax.tree.leaves(axes)):
             return False

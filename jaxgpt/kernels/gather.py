@@ -16,7 +16,7 @@ from jaxgpt.ops import Array
 
 @dataclass(frozen=True)
 class Gathered:
-    """The keys of all devices that have the positions of a row.
+    """The keys of all devices that divide the positions of a row.
 
     Attributes:
         axes: names of the mesh axes that shard positions; (): a device has whole rows.

@@ -23,7 +23,7 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class Ring:
-    """The devices that have the positions of a row.
+    """The devices that divide the positions of a row.
 
     Attributes:
         axes: names of the mesh axes that shard positions, at least one.

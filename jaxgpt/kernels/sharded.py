@@ -42,7 +42,7 @@ from jaxgpt.kernels.ring import Ring, ring_backward, ring_forward
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-# How a device receives the keys that its queries attend to.
+# Exchanges that send a device the keys that its queries attend to.
 Exchange = Gathered | Ring | Halo
 
 
@@ -87,7 +87,7 @@ def halo_attention(
     """Compute attention within a sliding window, to keys of the same and of the previous device.
 
     Each device must have consecutive tokens of the row, in order. Calls without a window, with a window of 1, or with a window
-    that reaches tokens before those of the previous device, gather all keys. Calls with the keys of a cache, or with `edit`,
+    that reaches tokens before the previous device's tokens, gather all keys. Calls with the keys of a cache, or with `edit`,
     use `attend`.
     """
     if _needs_definition(visible, edit):

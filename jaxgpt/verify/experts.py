@@ -197,7 +197,7 @@ def _chosen(preference_BTE: Any, active: int) -> Any:
 
 
 def _margin(preference_BTE: np.ndarray, active: int) -> np.ndarray:
-    """Return the distance between the last chosen preference and the next one, `[B, T, 1]`; infinite if all are chosen."""
+    """Return the difference between the last chosen and the next preference, `[B, T, 1]`; infinite if all are chosen."""
     if active == preference_BTE.shape[-1]:
         return np.full((*preference_BTE.shape[:-1], 1), np.inf)
     sorted_BTE = -np.sort(-preference_BTE, axis=-1)
