@@ -48,7 +48,7 @@ class HeldOutDivergence:
         parts = [_sums(program, params, prompts[batch], answers[batch]) for batch in batches]
         sums: dict[str, np.ndarray] = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
-        # Their means over the tokens of all answers. The prompts of every evaluation of a run rank its checkpoints.
+        # Their means over the tokens of all answers. Prompts that every evaluation of the run uses rank the checkpoints.
         tokens_B = sums["answer_tokens"]
         tokens = float(tokens_B.sum())
         in_every_evaluation = slice(config.train.eval_windows) if config.train.eval_windows else slice(None)

@@ -13,7 +13,7 @@ from jaxgpt.lm.results import Generation
 from jaxgpt.post.answers import OVERLONG, answer_ids
 from jaxgpt.post.rewards import metrics_of
 
-DIFFERENCE = "log_p_difference"  # metric of the difference in log p between sampler and training
+DIFFERENCE = "log_p_difference"  # metric: mean absolute difference of log p between sampler and training, in nats
 # Metric of an answer: whether all answers to its prompt have equal rewards, and thus the advantage 0.
 EQUAL_REWARDS = "equal_rewards"
 

@@ -61,7 +61,8 @@ def with_objective(
     """
     config = start.config
     post = config.post
-    reference = reference_path(config, start.resumed)  # path of a reference or teacher; "": none, or the base
+    # The path of a reference or teacher; "": no reference, or the reference is the base of the adapters.
+    reference = reference_path(config, start.resumed)
 
     # Frozen arrays: a reference with the model of the run, or a teacher with its own model.
     teacher: ModelConfig | None = None
