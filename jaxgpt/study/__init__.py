@@ -1,4 +1,4 @@
-"""Inspect a model: activations, attribution, ablation, patching."""
+"""Inspect a model: activations, heads, logit lens, attribution, ablation, patching."""
 
 from jaxgpt.study.attribution import Attribution, attribution
 from jaxgpt.study.heads import Heads, entropy, heads, induction_score, previous_score, repeated_tokens

@@ -149,7 +149,7 @@ def _welch(a: SeedGroup, b: SeedGroup) -> Difference:
     of_a = Variance(a.stderr**2, len(a.losses) - 1)
     of_b = Variance(b.stderr**2, len(b.losses) - 1)
     total = of_a.value + of_b.value
-    if math.isnan(total):  # one seed
+    if math.isnan(total):  # a group with one seed
         return Difference(mean, stderr=math.nan, freedom=math.nan, pairs=0)
     freedom = joint_freedom([of_a, of_b], if_zero=of_a.freedom + of_b.freedom)
     return Difference(mean, math.sqrt(total), freedom, pairs=0)

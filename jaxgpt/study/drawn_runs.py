@@ -85,7 +85,7 @@ class DrawnRuns(NamedTuple):
             names.append(drawable(f"{number}: step {change.step:,}, {change.text}"))
             handles.append(Line2D([], [], color=self.looks[change.run].color, **CHANGE))
 
-        most = 2 if self.changes else 4  # columns
+        most = 2 if self.changes else 4  # maximum number of columns
         figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), most))
 
 

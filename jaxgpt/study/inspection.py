@@ -61,16 +61,16 @@ class Inspection(NamedTuple):
     tokens: list[str]  # texts of the ids
     prompt: int  # number of prompt tokens, before the greedily generated tokens
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
-    top_probabilities: np.ndarray
-    top_tokens: list[list[str]]
+    top_probabilities: np.ndarray  # probabilities of `top_ids`
+    top_tokens: list[list[str]]  # texts of `top_ids`
     entropy: np.ndarray  # entropy of the next token after each token, `[T]`
     next_probability: np.ndarray  # probability of the actual next token, `[T - 1]`
     next_rank: np.ndarray  # rank of the actual next token, 1 for the most probable token, `[T - 1]`
     attention: np.ndarray  # attention weights of each query over the keys, `[L, N, T, T]`
     lens_tokens: list[list[str]]  # the logit lens: the most probable next token at each layer, `[L + 1][T]`
-    lens_probabilities: np.ndarray
+    lens_probabilities: np.ndarray  # probabilities of `lens_tokens`
     norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
-    loss_increase: np.ndarray | None  # per token, with each head ablated; `[L, N]`; None: not computed
+    loss_increase: np.ndarray | None  # increase of the loss with each head ablated, `[L, N]`; None: not computed
 
     def heads(self) -> list[HeadSummary]:
         """Summarize each head, layer by layer."""

@@ -30,7 +30,7 @@ def seeds_needed(found: Difference) -> int:
 
 def needs_windows(found: Difference) -> bool:
     """Return whether the choice of the windows hides a difference of this size, regardless of the number of seeds."""
-    no_variance = Variance(0.0, freedom=1)  # the limit of many seeds
+    no_variance = Variance(0.0, freedom=1)  # variance over seeds in the limit of many seeds
     return abs(found.mean) < _smallest(no_variance, found.over_windows)
 
 

@@ -39,7 +39,7 @@ EXPERT_METRICS = {
 
 
 class RewardPanel(NamedTuple):
-    """The metrics of sampled answers and of answers to held-out prompts ("": none) in a panel, and its label."""
+    """The metrics of sampled answers and of answers to held-out prompts ("": no such metric) in a panel, and its label."""
 
     sampled: str
     held_out: str
