@@ -40,7 +40,10 @@ class DataConfig(Section):
     )
     vocab_size: int = setting(4096, "maximum vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
-        0.9, "leading fraction of the text to train on; 1: train and evaluate on all of it", above=0.0, high=1.0
+        0.9,
+        "leading fraction of the data to train on, if no files are for validation; 1: train and evaluate on all data",
+        above=0.0,
+        high=1.0,
     )
     on_error: Literal["fail", "skip"] = setting(
         "fail", "on unusable conversations, pairs or prompts: fail, or skip and count them"

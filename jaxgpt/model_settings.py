@@ -60,7 +60,9 @@ class ModelConfig(Section):
         "pre", "pre: inputs of sublayers; post: residual sums; output: outputs of sublayers; both: inputs and outputs"
     )
     norm_affine: bool = setting(True, "learn a gain in each norm and, with model.bias, a bias (not RMSNorm)")
-    norm_eps: float = setting(1e-5, "epsilon added to the variance; stdnorm: to the standard deviation", 0.0, 1e6)
+    norm_eps: float = setting(
+        1e-5, "epsilon added to the variance; rmsnorm: to the mean square; stdnorm: to the standard deviation", 0.0, 1e6
+    )
     final_norm: bool = setting(True, "normalize after the last block")
     qk_norm: bool = setting(False, "RMSNorm on queries and keys, before RoPE")
     qk_norm_per_head: bool = setting(True, "qk_norm: normalize each head separately; false: across heads")

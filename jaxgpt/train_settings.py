@@ -72,7 +72,7 @@ class TrainConfig(Section):
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
     accumulation: int = setting(1, "gradient accumulation: microbatches per step, divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
-    eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the whole split", 1)
+    eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the complete split", 1)
     patience: int = setting(
         0, "stop after this many evaluations without a lower validation loss (with rewards, higher reward); 0: off", 0
     )
@@ -86,7 +86,9 @@ class TrainConfig(Section):
         1, "number of checkpoints to keep with the lowest validation loss (with rewards, highest reward)", 0
     )
     keep_every: int = setting(0, "also keep the checkpoints at multiples of this step; 0: off", 0)
-    seed: int = setting(1337, "random seed of the initial weights, the batches and dropout", 0)
+    seed: int = setting(
+        1337, "random seed of the initial weights, the batches, dropout, rollouts and the final sample", 0
+    )
     compute_dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of matrix products; weights are float32")
     attention: Literal["auto", "xla", "cudnn", "splash", "tiled", "gathered", "halo", "ring"] = setting(
         "auto",
@@ -98,9 +100,11 @@ class TrainConfig(Section):
         "with the products in host memory; full: recompute all",
     )
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
-    loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
-    prompt: str = setting("\n", "prompt of the final sample; newline: the beginning of the validation data")
-    sample_tokens: int = setting(300, "number of tokens in the final sample; 0: no sample", 0)
+    loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all positions", 0)
+    prompt: str = setting(
+        "\n", "prompt of the final sample; newline: first words of a line of the validation data, or its first prompt"
+    )
+    sample_tokens: int = setting(300, "maximum number of new tokens in the final sample; 0: no sample", 0)
 
     def check(self) -> Iterator[str]:
         if self.patience and not self.keep_best:

@@ -18,7 +18,7 @@ from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import LAG
 
-WARM_UP = 3  # steps before the trace: the first ones compile, and fill the queue of the devices
+WARM_UP = 3  # steps before the trace, during which the program is compiled and the queue of the devices is filled
 
 
 class Profile(Listener):
@@ -45,7 +45,7 @@ class Profile(Listener):
         self._in_flight = 0  # maximum number of steps that may have started when the metrics of a step are read
         self._seen = 0  # steps whose metrics have been read
         self._trace: _Trace | None = None  # the trace in progress
-        self._has_ended = not is_leader()  # no trace starts any more
+        self._has_ended = not is_leader()  # whether tracing has ended; only process 0 traces
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self._directory = run.path / PROFILE

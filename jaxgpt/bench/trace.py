@@ -72,7 +72,7 @@ class Event(NamedTuple):
 
 @dataclass
 class _OpenEvent:
-    """An event that has not ended at the present time."""
+    """An event that has started and not yet ended."""
 
     event: Event
     own: float  # self time, without the nested events so far

@@ -94,7 +94,7 @@ def _model(name: str, results: BenchResults) -> str:
 
 
 def _start(seconds: StartSeconds) -> str:
-    """Describe the stages of the start."""
+    """Describe the duration of each stage of the start."""
     traced = f"weights {seconds['weights']:.1f} s, step traced {seconds['traced']:.1f} s"
     compiled = f"compiled or loaded from the cache {seconds['compiled']:.1f} s"
     return f"{traced}, {compiled}, first step {seconds['first_step']:.2f} s"
@@ -117,7 +117,7 @@ def _peak(limits: PeakRates) -> str:
 
 
 def _where(shares: dict[str, float], step_seconds: float) -> list[str]:
-    """Return a heading, and a line for each type of operation."""
+    """Return a heading, and a line for each kind of work."""
     from jaxgpt.bench.kinds import WORK
 
     lines = ["share of device time in a profiler trace"]

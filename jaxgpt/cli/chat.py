@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HELP = """/reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
-/quit         quit (or press Ctrl-D); Ctrl-C stops an answer, and Ctrl-C twice quits"""
+/quit         quit (or press Ctrl-D); Ctrl-C stops an answer; two Ctrl-C within two seconds quit"""
 
 
 def chat(
@@ -55,8 +55,8 @@ def chat(
         run: run with the model
         once: answer this message and exit
         system: system message
-        chat_template_kwargs: variables of the chat template, as JSON, such as {"enable_thinking": false}; by default, the
-            variables that the run was fine-tuned with
+        chat_template_kwargs: variables of the chat template, as JSON, such as {"enable_thinking": false}, in addition to
+            the variables that the run was fine-tuned with
         max_new_tokens: maximum number of tokens in an answer; by default 512, limited by the context length
         stop: strings that end an answer, excluded from it
     """

@@ -28,9 +28,9 @@ def compare(*runs: str, json: Json = False) -> int:
     whether the best group can be distinguished from each of the other groups: in pairs
     of runs with equal seeds if there are at least two pairs, otherwise with Welch's
     t-test. The error includes the choice of the validation windows if all runs were
-    evaluated on the same windows. If the groups cannot be distinguished, the command
-    prints the number of seeds that would suffice. All runs must have the same
-    validation data.
+    evaluated on the same windows. If two groups cannot be distinguished, the command
+    prints advice, such as the number of seeds that would suffice. All runs must have
+    the same objective, tokenizer, validation data and number of validation windows.
 
     jaxgpt compare runs/adamw-1 runs/adamw-2 runs/adamw-3 runs/muon-1 runs/muon-2 runs/muon-3
     jaxgpt compare runs/* --json
@@ -53,8 +53,8 @@ def seed_groups(runs: Mapping[str, RecordedRun]) -> list[SeedGroup]:
     """Group finished runs that differ only in their seed.
 
     Raises:
-        UserError: if a run has not finished, or has a different objective or evaluation than the first run; or if its
-            record of the validation windows is damaged.
+        UserError: if a run has no validation loss or has not finished, if its objective or evaluation differs from the
+            first run, or if its record of the validation windows is damaged.
     """
     from jaxgpt.study.seeds import final_evaluation, group_runs
     from jaxgpt.trainer.windows import read_windows
@@ -162,7 +162,7 @@ def _has_windows(found: Difference) -> bool:
 
 
 def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
-    """Return the groups, and the comparisons of the best group with each of the others; unknown numbers are null."""
+    """Return values for JSON: the groups, and the best group compared with each of the others; unknown numbers are None."""
     from jaxgpt.study.difference import difference
 
     best, *others = groups
@@ -173,7 +173,7 @@ def as_json(groups: Sequence[SeedGroup]) -> dict[str, Any]:
 
 
 def _group_json(group: SeedGroup) -> dict[str, Any]:
-    """Return a group, in the order of its seeds."""
+    """Return a group as values for JSON; its runs, seeds and losses are in the order of the seeds."""
     seeds = sorted(group.losses)
     return {
         "settings": group.settings,
@@ -186,7 +186,7 @@ def _group_json(group: SeedGroup) -> dict[str, Any]:
 
 
 def _difference_json(found: Difference) -> dict[str, Any]:
-    """Return the difference between two groups."""
+    """Return the difference between two groups as values for JSON."""
     from jaxgpt.study.power import seeds_needed
 
     return {

@@ -80,7 +80,7 @@ def _facts_of_text(results: TextDescription) -> dict[str, str]:
 
 
 def _count(total: int | None, duplicates: int | None) -> str:
-    """Format a number of documents or lines and of duplicates among them; "" if the number is unknown."""
+    """Format a number of documents or lines and of duplicates among them; "" if a number is unknown."""
     if total is None or duplicates is None:
         return ""
     share = f" ({duplicates / total:.1%})" if duplicates else ""
@@ -88,7 +88,7 @@ def _count(total: int | None, duplicates: int | None) -> str:
 
 
 def _baselines(results: TextDescription) -> str:
-    """Format the table of baselines, and the number of tokens behind the baselines."""
+    """Format the table of baselines, and the number of tokens that the baselines are computed on."""
     rows = [["baseline", "nats per token", "bits per byte"]]
     for name, row in results["baselines"].items():
         label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name

@@ -30,7 +30,7 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     """Describe the data of a preset, run or path; a path is read as by `jaxgpt train --data.path PATH`.
 
     The report lists tokens, documents, duplicates, the overlap between validation
-    and training tokens, and baselines. Baselines are the validation loss of a uniform
+    and training tokens, and baselines. Baselines are the validation losses of a uniform
     distribution and of n-gram models (n up to 3) of the training tokens. gzip is a
     further baseline: the compressed size of the first MiB of validation text.
     If nothing is held out, baselines use the training data instead. If data.mix has

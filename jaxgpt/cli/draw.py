@@ -20,7 +20,7 @@ Axis = Literal["all", "step", "tokens", "seconds"]
 def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
     """Return the baselines that all runs have in common, keyed by name; None if the baselines of two runs differ.
 
-    `about` holds the result of `read_baselines` for each run; runs without baselines are ignored.
+    `about` holds the result of `read_baselines` for each run; runs without baselines are ignored. {}: no run has baselines.
     """
     recorded = [found["losses"] for found in about if found["losses"]]
     if not recorded:

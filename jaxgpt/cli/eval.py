@@ -20,7 +20,7 @@ def eval(
     on_error: Annotated[Literal["fail", "skip"] | None, Parameter(name="--data.on-error")] = None,
     reward: Annotated[tuple[str, ...], Parameter(name="--post.reward")] = (),
     weights: Annotated[
-        Weights, Parameter(help="round the weights to this type and print the change in loss")
+        Weights, Parameter(help="round the weights to this type; on text and pairs, print the change in loss")
     ] = "float32",
     checkpoint: Checkpoint = "best",
     tasks: str = "",

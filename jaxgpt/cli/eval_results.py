@@ -150,7 +150,7 @@ def _pair_details(result: Evaluation, config: Config) -> EvalResult:
 
 
 def _text_details(result: Evaluation, config: Config, data: Data) -> EvalResult:
-    """Return the perplexity, bits per byte and size of an evaluation on text; without a known size in bytes, no bits."""
+    """Return the perplexity, bits per byte (if the size in bytes is known) and size of an evaluation on text."""
     from jaxgpt.report.text_bytes import bytes_per_token
 
     perplexity = math.exp(min(result.loss, 700.0))  # math.exp overflows above 709

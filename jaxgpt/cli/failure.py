@@ -41,7 +41,7 @@ def is_reported(error: Exception) -> bool:
 
 
 def _file_failure(error: OSError) -> Failure | None:
-    """Return the failure of a full disk or an inaccessible file; None for an error without a file name."""
+    """Return the failure of a full disk or an inaccessible file; None for other errors without a file name."""
     if error.errno in FULL:
         file = f" {error.filename}" if error.filename else ""
         return Failure(f"cannot write{file}: {error.strerror}; {full_disk_fix(error)}", FAILED)

@@ -49,7 +49,7 @@ class FinalPrompt(NamedTuple):
 
 
 def final_prompt(config: Config, tokenizer: Tokenizer, split: Split, bos_ids: Sequence[int] = ()) -> FinalPrompt:
-    """Return the prompt of `train.prompt`; if it exceeds the context, truncate it to half its length.
+    """Return the prompt of the final sample: `train.prompt`, truncated to half the context if it exceeds the context.
 
     For conversations, preference pairs and prompts, the default is the text before the first answer, never truncated. For
     other data, or if this text is empty, the default consists of the first words of a line of the validation data.

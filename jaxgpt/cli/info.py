@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def info(target: str, /, *, json: Json = False) -> int:
     """Print the parameters, FLOPs and bytes of a preset or run.
 
-    For a run, also print the step, the checkpoints with their losses, data, time,
-    and the settings that differ from the preset.
+    For a run, also print the step, the checkpoints with their losses or rewards,
+    data, time, results of tasks, and the settings that differ from the preset.
 
     jaxgpt info gpt2
     jaxgpt info runs/shakespeare
@@ -128,7 +128,7 @@ def _trained(run: RunProgress) -> str:
 
 
 def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
-    """Return a line for each checkpoint of a run, with its loss or, with `has_rewards`, its reward."""
+    """Return a line for each checkpoint of a run, with the value that ranks it, by default its loss or reward."""
     lines = []
     for saved in run.checkpoints:
         line = f"step {saved.step}"

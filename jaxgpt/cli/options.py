@@ -54,8 +54,8 @@ ON = Parameter(negative_bool="no-")  # --no-NAME to turn the option off
 def setting_options() -> dict[str, Any]:
     """Return the type of each setting's option, keyed by the setting: {"train.steps": Annotated[int, ...], ...}.
 
-    The types have no defaults: an omitted setting comes from a preset, a run or a file. `parse.PresetHelp` prints the values
-    of a preset.
+    The types have no defaults: an omitted setting comes from a preset, a run or a file. `option_help.PresetHelp` prints the
+    values of a preset.
     """
     # `--steps` is unique if no other section has this setting, and no section has this name.
     count = Counter[str]()

@@ -105,7 +105,7 @@ def _unknown_option(error: UnknownOptionError) -> str:
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Build the parser; its help shows the defaults of the preset in `words`."""
+    """Build the parser; its help shows the values of the preset in `words`, or of the default preset."""
     base = next((word for word in words if word in PRESETS), DEFAULT)
     app = App(
         name="jaxgpt",

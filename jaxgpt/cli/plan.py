@@ -75,7 +75,7 @@ def plan(
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
         slices: number of TPU slices or GPU machines, connected by a network
         against: also plan with these further options, such as "--mesh.tensor 4", and print both plans in columns
-        meshes: estimate all meshes of the topology instead of one mesh; sorted by time, the meshes that fit first
+        meshes: estimate every mesh that suits the run, instead of one mesh; sorted by time, the meshes that fit first
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
         estimate: print only the estimate, do not compile
     """

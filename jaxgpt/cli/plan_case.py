@@ -114,7 +114,7 @@ def _changes(*, topology: str = "", slices: int = 1, settings: GivenSettings = N
 
 
 def _base(target: str) -> Config:
-    """Return the config of a preset, shape, run or file; raise `UserError` if its model was given in Python."""
+    """Return the config of a preset, shape, run or file; raise `UserError` if it is missing or has a model given in Python."""
     from jaxgpt.plan.shapes import SHAPES, shape_config
 
     if target in SHAPES:

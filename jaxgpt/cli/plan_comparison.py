@@ -48,7 +48,7 @@ def comparison_text(this: Plan, other: Plan, against: str, not_compiled: str) ->
 
 
 def comparison_json(this: Plan, other: Plan, against: str, not_compiled: str) -> dict[str, Any]:
-    """Return two plans as values for JSON; the arguments are those of `comparison_text`."""
+    """Return two plans as values for JSON; arguments as for `comparison_text`."""
     return {
         "name": this.case.title,
         "against": against,

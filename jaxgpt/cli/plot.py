@@ -49,7 +49,7 @@ def plot(
     Args:
         runs: runs to draw
         out: file to write: .png, .svg or .pdf
-        x: horizontal axis; all: three plots side by side; with rewards: steps
+        x: horizontal axis; all: three plots side by side (with rewards: steps)
         follow: draw again every 10 seconds while a run trains
     """
     path = Path(out)
@@ -82,7 +82,7 @@ def plot(
 def print_seed_groups(runs: Mapping[str, RecordedRun]) -> None:
     """Print the comparison of `jaxgpt compare`, or a note with the reason for no comparison.
 
-    Prints nothing if no runs differ only in their seed, or no run has a validation loss, as runs with rewards.
+    Prints nothing if no runs differ only in their seed, or if no run has a validation loss, such as runs with rewards.
     """
     from jaxgpt.cli.compare import describe, seed_groups
     from jaxgpt.study.seeds import has_seeds

@@ -130,7 +130,7 @@ class RunPrinter(Listener):
             return
         train = self.program.config.train
         if outcome.step < train.steps:
-            without = f"no lower validation loss in {train.patience} evaluations (--train.patience)"
+            without = f"{train.patience} evaluations without an improvement (--train.patience)"
             self.note(f"stopped early at step {outcome.step}: {without}")
 
         prompt = self._prompt()
@@ -179,7 +179,7 @@ class RunPrinter(Listener):
 
 
 def progress_line(step: int, total: int, metrics: Mapping[str, float], stage: Progress | None) -> str:
-    """Format step, loss, then the stage or, while steps are taken, learning rate, MFU, speed and time left.
+    """Format step, loss, accuracy or reward, then the stage or, while steps are taken, learning rate, MFU, speed and time left.
 
     Args:
         step: number of steps taken.

@@ -34,7 +34,8 @@ class SavedStep(NamedTuple):
 
     Attributes:
         step: steps taken.
-        val_loss: value that ranks the checkpoint, by default its validation loss; None: not evaluated.
+        val_loss: value that ranks the checkpoint, lower is better: by default its validation loss; with rewards, its negative
+            reward; None: not evaluated.
         ranking: name of the evaluator that computed `val_loss`, if given in Python; "": the settings determine the evaluator.
     """
 
@@ -52,7 +53,7 @@ class RunState(NamedTuple):
 
     Attributes:
         preset: name of the preset.
-        init_from: run of the initial weights; "": random weights.
+        init_from: checkpoint of the initial weights; "": random weights.
         data: the words of `data.path` or `data.mix` (PATH=WEIGHT, @TOKENS), or the name of a built-in text.
         trained: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.

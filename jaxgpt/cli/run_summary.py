@@ -15,7 +15,11 @@ from jaxgpt.report.baselines import baselines, read_baselines
 
 
 def run_summary(run: Run, data: Data, prompt: str) -> Facts:
-    """Return the facts at the end of a run; the next command samples after `prompt`, or chats."""
+    """Return the facts at the end of a run.
+
+    The fact `next` is a command: `jaxgpt chat` if the data are examples (`Data.is_examples`) and the tokenizer has a chat
+    template, otherwise `jaxgpt sample` with `prompt`.
+    """
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in _recorded_losses(run).items())
     can_chat = data.is_examples and data.tokenizer.special.chat_template is not None
     return {

@@ -100,7 +100,7 @@ class Sample(NamedTuple):
 
 
 def _to_json(samples: Sequence[Sample], found: TrainingSpans | None) -> dict[str, Any]:
-    """Return samples as values for JSON, with their spans in the training data, if the spans were found."""
+    """Return samples as values for JSON and, unless `found` is None, their spans in the training data."""
     rows: list[dict[str, Any]] = [{"prompt": each.prompt, **each.generation._asdict()} for each in samples]
     if found is None:
         return {"samples": rows}

@@ -61,7 +61,7 @@ def train(
         overwrite: replace the run in --out, which is deleted after the first step of the new run
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: as in the target, or randomly
         keep_optimizer: also start from the optimizer state (by default, of the last checkpoint), with a new schedule
-        profile: write a profiler trace of this number of steps, after the first 5, to the run directory
+        profile: write a profiler trace of this number of steps to RUN/profile, after 5 steps (more with --train.steps-per-call)
         track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
         tasks: also evaluate these tasks of lm-evaluation-harness: names or YAML files, separated by commas
         tasks_every: steps between evaluations of tasks, a multiple of train.eval_every; 0: only after the last step

@@ -76,7 +76,7 @@ class TrainOptions(NamedTuple):
 
 
 def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
-    """Return the settings of a new run; `note` receives a line about settings from another run."""
+    """Return the settings of a new run; `note` receives a line about settings from a different run."""
     base = options.base
     if options.source:
         config = _repeated_config(options)

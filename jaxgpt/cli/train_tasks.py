@@ -40,7 +40,7 @@ class TrainTasks(NamedTuple):
         """Load the tasks, and return a training job that also evaluates them.
 
         Raises:
-            UserError: if a task does not exist, or is not evaluated together with the validation loss.
+            UserError: if a task does not exist, or `every` is not a multiple of `train.eval_every`.
         """
         from jaxgpt.tasks.evaluator import TaskScores
         from jaxgpt.tasks.load import open_tasks, split_names

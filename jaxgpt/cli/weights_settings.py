@@ -15,7 +15,7 @@ from jaxgpt.errors import UserError
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-# Settings of the model that the weights do not determine; a run may change them with --init-from.
+# Settings of the model that a run may change with --init-from; learned positions determine `block_size`.
 SIZES = ("dropout", "block_size")
 # Settings of positions and windows that the weights do not determine. By default, they come from the run of the weights.
 OF_POSITIONS = (
