@@ -57,7 +57,7 @@ def base_directory(config: Config) -> str:
 
 
 def holds_conversations(source: DataConfig) -> bool:
-    """Return whether the path of a source is a file of records, such as conversations, or a directory of such files."""
+    """Return whether a source is read as records, such as conversations: a file of records, or a directory of such files."""
     path = Path(source.path)
     if source.tokenizer in FROM_TEXT and (path.is_dir() or path.suffix.lower() == ".json"):
         return False  # read as text, because the tokenizer is built from text

@@ -12,7 +12,7 @@ from jaxgpt.errors import reported
 
 INDEX = "index.json"  # index of a directory of `jaxgpt data prepare`
 PREPARED = "jaxgpt token shards"  # prefix of the field `kind` of the index, in all versions
-# Drafts in the directory of a run, see checkpoint/replacement.py.
+# Subdirectories of a run that is being created or replaced, see checkpoint/replacement.py.
 NEW = ".new"
 REPLACED = ".replaced"
 # Needed files of a run. A replacement moves CONFIG out first and in last: a directory with CONFIG has a complete run.
@@ -34,7 +34,7 @@ METRICS = "metrics.jsonl"  # metrics of the steps and evaluations
 EVALUATION = "evaluation.json"  # loss of each window in the last evaluation
 BASELINES = "baselines.json"  # uniform and n-gram losses of the data
 TASKS = "tasks.json"  # results of tasks
-SAMPLES = "samples.jsonl"  # answers of each evaluation, with their rewards
+SAMPLES = "samples.jsonl"  # answers of each evaluation, with their rewards or divergences
 LOSS_FIGURE = "loss.png"  # figure of the losses or rewards
 RESULTS = (METRICS, EVALUATION, BASELINES, TASKS, SAMPLES, LOSS_FIGURE)
 RUN_FILES = (*RUN_NEEDED, *TOKENIZER_FILES, *RESULTS, TRACKERS, PROFILE)

@@ -1,4 +1,4 @@
-"""Notes of jaxgpt on exceptions (PEP 678), told apart from the notes of other libraries, such as JAX."""
+"""Notes of jaxgpt on exceptions (PEP 678), distinguished from the notes of other libraries, such as JAX."""
 
 from __future__ import annotations
 

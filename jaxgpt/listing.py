@@ -39,8 +39,9 @@ def list_files(directory: Path) -> Listing:
     """List the visible files of a directory tree, sorted by path.
 
     Every directory is read at most once. Links to directories are followed, except to directories that are read anyway and
-    to parents. If `directory` itself holds a run, only the files of the run are skipped. Files that receive the output of this
-    command are skipped. Logs (`LOG`) are also skipped, unless most of the files and most of the bytes are logs.
+    to parents. Subdirectories with outputs of jaxgpt, such as runs, are skipped; if `directory` itself holds a run, only the
+    files of the run are skipped. Files that receive the output of this command are skipped. Logs (`LOG`) are also skipped,
+    unless most of the files and most of the bytes are logs.
     """
     tree = FileTree(directory)
     files = [*tree.files(directory)]
@@ -55,7 +56,7 @@ def list_files(directory: Path) -> Listing:
 
 
 def is_log(file: Path) -> bool:
-    """Return whether the name of a file is a name of logs."""
+    """Return whether a file is a log, by its name."""
     return bool(LOG.fullmatch(file.name))
 
 

@@ -59,8 +59,8 @@ def sole_writer(directory: Path) -> Iterator[None]:
 def has_writer(directory: Path) -> bool | None:
     """Return whether a process holds the lock of `sole_writer`; None: unknown, because the process is on a different host.
 
-    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file at its
-    end; if it was killed, the file still has its id.
+    The lock itself is not tested: a process that starts meanwhile would find it locked. A writer empties the file when
+    it releases the lock; after the writer is killed, the file still contains the writer's process id.
     """
     try:
         holder = (directory / LOCK).read_text("utf-8", "replace")

@@ -96,7 +96,7 @@ def integer_weights(words: Sequence[str]) -> dict[str, int]:
     scaled to a sum of `MIX_PARTS`, and each weight is rounded to an integer of at least 1.
 
     Raises:
-        UserError: if a word is not `PATH=WEIGHT`, or a path occurs twice.
+        UserError: if a word is not `PATH=WEIGHT` with a weight above 0 and at most 1e6, or a path occurs twice.
     """
     exact: dict[str, Fraction] = {}
     for word in words:

@@ -17,7 +17,7 @@ class Progress:
         self.stage(name)
 
     def stage(self, name: str) -> None:
-        """Start a stage; nothing of it is done yet."""
+        """Start a stage, without any work done yet."""
         self.name = name
         self.started = time.monotonic()
         self.done = 0

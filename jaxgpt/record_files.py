@@ -41,7 +41,7 @@ def holds_records(path: Path) -> bool:
 
 
 def _is_records(path: Path) -> bool:
-    """Return whether a file holds records, by its name, and if it is JSON by its beginning."""
+    """Return whether a file holds records: by its name and, if it is uncompressed JSON, its beginning."""
     name = path.name.lower()
     packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
     name = name.removesuffix(packed)

@@ -1,4 +1,4 @@
-"""Signals: inside `stop_on_signal`, the first one requests a stop; outside, a signal ends the process with one line.
+"""Signals: inside `stop_on_signal`, the first signal requests a stop; outside, a signal ends the process with one line.
 
 The thread of `exit_on_signals` ends the process even while native code runs. Two Ctrl-C in two seconds always end it.
 """

@@ -1,7 +1,7 @@
 """Data of a run: open them where they are now, and compare each source with a checkpoint by its content.
 
 Within a schedule of mixtures, a path identifies a source. Data that have moved keep their identity, because checkpoints record
-the fingerprint of each source: the new path replaces the old one in the whole schedule.
+the fingerprint of each source: the new path replaces the old path in the complete schedule.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def open_run_data(
 
 
 def compare_given(run: Run | None, info: Info | None, config: Config, data: Data) -> RunData:
-    """Compare data that the caller has opened, as a whole, with the data at a checkpoint.
+    """Compare data that the caller has opened with all data at a checkpoint, not source by source.
 
     Args:
         run, info, config: as in `open_run_data`.
@@ -110,7 +110,7 @@ def compare_mixture(
         if change:
             return RunData(config, data, change)
 
-    # A source with a new path has moved if its content is that of a missing source, and is new otherwise.
+    # A source with a new path has moved if its content equals the content of a missing source; otherwise, the source is new.
     moved = moved_sources(recorded, parts)
     config = replace(config, data=_with_moved(config.data, moved, record.info.tokens))
     if not config.data.mix:

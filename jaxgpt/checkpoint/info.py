@@ -114,7 +114,7 @@ def replace_info(path: Path, info: Info) -> None:
 
 
 def _render(info: Info) -> str:
-    """Format the content of checkpoint.json. The last digest is its own: the digest of all values before, in one line."""
+    """Format the content of checkpoint.json. Its last digest is of all its other values, as JSON in one line."""
     digests = {name: digest for name, digest in info.sha256.items() if name != SEAL}
     values = {
         "step": info.step,

@@ -1,4 +1,4 @@
-"""Retention of checkpoints: which a run keeps (`train.keep_*`), and the deletion of the others."""
+"""Retention of checkpoints: select the checkpoints that a run keeps (`train.keep_*`), and delete the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steps_to_keep(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
 
 
 def prune(directory: Path, train: TrainConfig) -> str:
-    """Delete the checkpoints that `steps_to_keep` omits, except those with a damaged checkpoint.json.
+    """Delete the checkpoints that `steps_to_keep` omits, except checkpoints with a damaged checkpoint.json.
 
     Returns:
         A note with the first checkpoint that cannot be deleted, or "".

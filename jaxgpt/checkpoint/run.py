@@ -7,7 +7,8 @@ checkpoints/            see store.py
 metrics.jsonl           losses and speed of logged steps, and evaluations
 evaluation.json         loss of each validation window in the last evaluation
 baselines.json          losses of the uniform and the n-gram models, bytes of text per token
-samples.jsonl           answers of each evaluation, with their rewards
+samples.jsonl           answers of each evaluation, with their rewards or divergences
+tasks.json              results of tasks
 loss.png
 profile/                traces of `jaxgpt train --profile`
 trackers/               what `jaxgpt follow` has sent to each tracker

@@ -145,7 +145,7 @@ def open_source(path: str | Path, checkpoint: str = "best", part: str = "") -> W
 
 
 def read_source(path: str | Path, checkpoint: str, read: Callable[[WeightSource], T]) -> tuple[WeightSource, T]:
-    """Open a checkpoint and read it; if a training process deletes it meanwhile, open the next checkpoint.
+    """Open a checkpoint and read it; if a training process deletes it meanwhile, resolve `checkpoint` again.
 
     Raises the errors of `open_source` and `read`.
     """

@@ -1,7 +1,7 @@
 """Write weights as a checkpoint one array at a time.
 
-Orbax writes a whole tree at once. Here it writes a tree of arrays with a single element each. Then TensorStore, which stores
-Orbax's arrays, replaces each array with its values.
+Orbax writes a complete tree in one call. Here it writes a tree of arrays with a single element each. Then TensorStore, which
+stores Orbax's arrays, replaces each array with its values.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class ShippedTracker(Tracker, Protocol):
     """A tracker that commands find by name.
 
     Attributes:
-        package: name of its package on PyPI and in Python; "": none.
+        package: name of its package on PyPI and in Python; "": no package.
     """
 
     package: str

@@ -16,7 +16,7 @@ DECODED = 1 << 18  # tokens to decode at a time
 def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
     """Return bytes per validation token, computed on up to `limit` tokens per source.
 
-    The result is 0 (unknown) for conversations, pairs, prompts, tokenizers of words, and text with the unknown token.
+    The result is 0 (unknown) for conversations, pairs, prompts, word tokenizers, and text with the unknown token.
     """
     if data.parts:
         parts = [part for part in data.val_parts if part.held_out or not data.held_out]

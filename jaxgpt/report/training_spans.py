@@ -20,7 +20,7 @@ PIECES = 8  # number of pieces of the validation text, for comparison
 
 @dataclass(frozen=True)
 class Memorized:
-    """The longest span of a sample that occurs in the training data. The fields are those of `jaxgpt sample --json`."""
+    """The longest span of a sample that occurs in the training data. `jaxgpt sample --json` has the same fields."""
 
     tokens: int  # length of the span in tokens; 0: no token of the sample occurs
     of: int  # length of the sample in tokens
@@ -41,7 +41,7 @@ class TrainingSpans(NamedTuple):
     Attributes:
         spans: the span of each sample.
         validation: for comparison, the median span length in tokens of `PIECES` pieces of the validation text, each as long as
-            the longest sample; None: the samples are empty, or the held-out text is shorter than a piece.
+            the longest sample; None: the samples are empty, or the held-out text is missing or shorter than a piece.
     """
 
     spans: list[Memorized]

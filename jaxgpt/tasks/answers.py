@@ -81,7 +81,7 @@ def answer_prompts(
     `progress` is called with the number of finished answers, and the total.
 
     Raises:
-        UserError: if the answers of a request may fill the whole context.
+        UserError: if an answer may fill the whole context, or the processes of a run have different requests.
     """
     check_same(prompts)
     answers: dict[int, str] = {}
@@ -116,7 +116,7 @@ def _by_settings(prompts: Sequence[GenerationRequest]) -> list[tuple[AnswerSetti
 
 
 def _longest_prompt(lm: LM, settings: AnswerSettings) -> int:
-    """Return the number of tokens of a prompt that leave room for an answer; raise `UserError` if the answer needs all."""
+    """Return the maximum length of a prompt with room for an answer; raise `UserError` if the answer may fill the context."""
     context_length = lm.config.model.block_size
     longest = context_length - settings.new_tokens
     if longest < 1:

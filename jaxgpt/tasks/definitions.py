@@ -14,7 +14,7 @@ FILES = (".yaml", ".yml")  # endings of files of tasks
 def check_kind(name: str, task: Any) -> None:
     """Raise `UserError` for a task that needs images or audio, or runs generated programs.
 
-    Tasks of the harness mark themselves with these attributes.
+    The harness marks such tasks with the attributes `MULTIMODAL` and `UNSAFE_CODE`.
     """
     if getattr(task, "UNSAFE_CODE", False):
         raise UserError(
@@ -55,7 +55,7 @@ def check_files(directory: Path, tasks: Sequence[str]) -> None:
 
 
 def defined_task(file: Path) -> str:
-    """Return the name of the task that a YAML file defines; "": none, as in the file of a group, or a file with an error."""
+    """Return the name of the task that a YAML file defines; "": no task, as in the file of a group, or an invalid file."""
     import yaml
 
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader

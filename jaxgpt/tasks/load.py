@@ -48,7 +48,8 @@ def open_tasks(
         progress: called with each stage, finding and loading the tasks.
 
     Raises:
-        UserError: if the harness is missing, a name is unknown, or the data of a task cannot be read.
+        UserError: if the harness is missing, a name is unknown, the data of a task cannot be read, or a task is defined twice
+            or needs more than a text model.
     """
     if not names:
         raise UserError("no task is named: pass names such as hellaswag,arc_easy")

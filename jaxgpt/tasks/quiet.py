@@ -21,7 +21,7 @@ LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "fsspec", "evaluate")
 def quiet() -> Iterator[None]:
     """Let the harness print nothing, compute in this process, and leave the random generators of Python and NumPy unchanged.
 
-    Two environment variables stay set, because tqdm reads TQDM_DISABLE only when it is imported.
+    The environment variables TQDM_DISABLE, which tqdm reads only when it is imported, and DISABLE_MULTIPROC stay set.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")
     # Otherwise, the harness' bootstrap forks a process that has JAX's threads.

@@ -24,7 +24,7 @@ class TaskResult:
         samples: number of evaluated samples.
         of: number of samples of the task; 0: unknown, as for groups.
         shots: number of examples in each prompt; None: different numbers within a group.
-        task_version: version of the task's definition; "": none.
+        task_version: version of the task's definition; "": no version.
     """
 
     task: str
