@@ -22,7 +22,7 @@ from jaxgpt.suggestions import did_you_mean
 # A reward maps (prompts, texts, records) to a number per text. A prompt is a text or a list of messages, as in its record.
 Reward = Callable[[Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Sequence[float]]
 
-MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # the minus sign and the en dash of typeset texts
+MINUS = str.maketrans(dict.fromkeys("\u2212\u2013", "-"))  # hyphen for the minus sign and the en dash of typeset texts
 # Separators of groups of three digits other than a comma: in LaTeX, such as 10{,}000, 10,\!000 and 10\,000, and thin spaces.
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|[\u2009\u202f])(?=\d{3}(?!\d))")
 NUMBER = re.compile(
@@ -42,7 +42,7 @@ FORMS = {
     "number": "number[:FIELD]",
     "regex": "regex:PATTERN",
     "json": "json",
-}  # built-in rewards
+}  # forms of the names of built-in rewards, keyed by kind
 
 Score = Callable[[str, Mapping[str, Any]], float]  # maps a text and the record of its prompt to a number
 
@@ -51,7 +51,8 @@ def open_reward(name: str) -> Reward:
     """Return the reward with a name: a built-in reward, or a function in a Python file, which is run.
 
     Raises:
-        UserError: if the name is unknown, or the file is missing, raises an error, or lacks the function.
+        UserError: if the name is unknown, its regular expression is invalid, or the file is missing, raises an error, or lacks
+            the function.
     """
     if is_own_code(name):
         path, _, function = name.rpartition(":")
