@@ -15,7 +15,7 @@ def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     before = flat(old)
     after = flat(new)
 
-    # A run that changes its mixture keeps the earlier mixtures in `data.mix`: compare only the last ones.
+    # A run that changes its mixture keeps the earlier mixtures in `data.mix`: compare only the last mixtures.
     was = old.data.phases[-1].words
     now = new.data.phases[-1].words
     if was != now:

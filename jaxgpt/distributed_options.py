@@ -15,7 +15,9 @@ class DistributedConfig(Section):
 
     prefix = "distributed"
 
-    coordinator: str = setting("", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, else none")
+    coordinator: str = setting(
+        "", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, otherwise none"
+    )
     num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
     process_id: int = setting(-1, "index of this process, from 0")
     bind: str = setting("", "ADDRESS:PORT that process 0 listens on; empty: same as the coordinator")

@@ -70,7 +70,7 @@ def _bytes(files: Sequence[Path]) -> int:
 
 
 class FileTree:
-    """A directory tree: reads each directory once, and counts what is skipped.
+    """A directory tree: reads each directory once, and counts the skipped directories and output files.
 
     Attributes:
         skipped: number of skipped directories and output files so far, keyed by kind.

@@ -12,7 +12,7 @@ from jaxgpt.listing import FileTree, is_log
 PACKED = (".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
 RECORDS = (".jsonl", ".ndjson", ".parquet")  # suffixes of files with a record per line or row
 DOCUMENTATION = (".md", ".json", "")  # suffixes of other files in a directory of records, such as README.md and LICENSE
-# Descriptions of a data set, as the library datasets writes them.
+# Descriptions of a data set, as the library `datasets` writes them.
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 HEAD = 1 << 16  # bytes of a JSON file that show its layout
 # Beginning of an array of objects, or an object in one line, which ends with a brace or has no line break in `HEAD` bytes.

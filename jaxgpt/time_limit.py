@@ -12,7 +12,7 @@ class TimeLimitReached(BaseException):
 
 
 def call_within(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function; raise `TimeLimitReached` if it takes longer than `seconds`. Only in the main thread, with SIGALRM.
+    """Call a function; raise `TimeLimitReached` if it takes longer than `seconds`. Works only in the main thread (SIGALRM).
 
     Unlike waiting for a thread, an alarm also ends a regular expression, which holds the interpreter's lock. After the limit,
     the alarm repeats every second, in case a bare `except` in the function has caught the exception.

@@ -78,7 +78,7 @@ def _work_of(instruction: Instruction, computations: Mapping[str, Computation]) 
 
 
 def _is_product(instruction: Instruction) -> bool:
-    """Return whether an instruction is a product with a matrix, by the compiler or by a library."""
+    """Return whether an instruction is a product with a matrix, in compiled code or by a library."""
     if instruction.opcode == "dot":
         # The gradient of a bias, a sum over tokens, is also compiled to a dot, with a vector of ones.
         return not re.match(r"\w+\[\d+,1\]", instruction.shape)

@@ -78,7 +78,7 @@ class DataRecord:
         return ""
 
     def change_of_all(self, recorded: str, data: Data) -> str:
-        """Like `change`, for all data together: the message includes the numbers of tokens then and now."""
+        """Like `change`, for all data together: the message includes the numbers of tokens if they differ."""
         if recorded != data.fingerprint:
             return self.changed(data.source + self._changed_size(data) + self._changed_files(recorded, data))
         return self.change(recorded, data)

@@ -19,7 +19,7 @@ from jaxgpt.config import TrainConfig
 from jaxgpt.directories import NEW, REPLACED, RUN_FILES
 from jaxgpt.errors import UserError
 
-COMPRESSED = 0.8  # lowest size of compressed weights, relative to their size in memory; measured: 0.92
+COMPRESSED = 0.8  # assumed lower bound of the size of compressed weights, relative to memory; measured: 0.92
 
 
 def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], None], replaced: bool = False) -> None:

@@ -32,7 +32,7 @@ IN_FLIGHT = 2**26  # bytes that may be read at a time, in addition to the larges
 
 
 def import_orbax() -> Any:
-    """Import Orbax on first use, because it takes long. Silence its logger (`absl`), which repeats errors that Orbax raises."""
+    """Import Orbax on first use: the import is slow. Silence its logger (`absl`), which repeats errors that Orbax raises."""
     from orbax.checkpoint import v1
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)

@@ -23,7 +23,7 @@ from jaxgpt.model.params import flatten_params
 # Target size of a chunk, the unit of reading, in bytes. A chunk has one or more complete rows. With smaller chunks, a
 # device reads less data outside its shard.
 CHUNK = 2**24
-# No compression, which is slow and saves 8% of the space.
+# Compression would be slow, and save only 8% of the space.
 UNCOMPRESSED = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     """Run the command of a command line and return its exit code."""
-    # Imported here, because a program may have added names of functions (docs/own/activation.md) since it imported this module.
+    # Import late: a program may have added names of functions (docs/own/activation.md) since it imported this module.
     from jaxgpt.cli.parse import parse
 
     command, bound = parse(words)

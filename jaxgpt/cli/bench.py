@@ -45,7 +45,7 @@ def bench(
 
     Args:
         target: preset or run
-        seconds: measure training steps for about this many seconds
+        seconds: approximate duration of the measured training steps, in seconds; at least 5 jitted calls
         decode: also measure generation
         trace: keep the profiler trace in this directory, for XProf and Perfetto
     """

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from jaxgpt.progress import Progress
 
-DELAY = 2.0  # seconds before a command shows progress on a terminal
+DELAY = 2.0  # seconds before a command shows progress
 EVERY = 10.0  # seconds between progress lines without a terminal
 
 

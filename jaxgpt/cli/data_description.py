@@ -97,6 +97,6 @@ def _baselines(results: TextDescription) -> str:
     split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
     basis = f"On {results['evaluated_tokens']:,} {split}"
     counted = results["counted_tokens"]
-    if counted < results["train_tokens"] - 2:  # a sample
+    if counted < results["train_tokens"] - 2:  # a sample of the training tokens
         basis += f"; n-grams are counted in {counted:,} training tokens"
     return f"{columns(rows)}\n\n{basis}."

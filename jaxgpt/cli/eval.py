@@ -51,10 +51,10 @@ def eval(
         on_error: on unusable conversations, pairs or prompts: fail, or skip and count them; by default, as in training
         tasks: evaluate these tasks of lm-evaluation-harness instead of a text: names or YAML files, separated by commas
         tasks_path: directory with YAML files of further tasks
-        limit: samples of each task; 0: all
-        shots: examples in each prompt of a task; -1: as the task defines
+        limit: number of samples of each task; 0: all
+        shots: number of examples in each prompt of a task, unless the task defines 0; -1: as the task defines
         chat_template: render the prompts of tasks with the model's chat template
-        reward: rewards to compute on prompts; default: the run's rewards; required for your own code, FILE.py:FUNCTION
+        reward: rewards to compute on prompts; empty: the run's rewards; required for your own code, FILE.py:FUNCTION
     """
     of_tasks = {"--tasks-path": tasks_path, "--limit": limit, "--shots": shots >= 0, "--chat-template": chat_template}
     of_text = {"--data.path": path, "--data.bos": bos, "--data.on-error": on_error, "--post.reward": reward}

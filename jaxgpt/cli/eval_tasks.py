@@ -25,8 +25,8 @@ class TaskOptions(NamedTuple):
     Attributes:
         names: names or YAML files, separated by commas.
         path: directory with YAML files of further tasks.
-        limit: samples of each task; 0: all.
-        shots: examples in each prompt; -1: as the task defines.
+        limit: number of samples of each task; 0: all.
+        shots: number of examples in each prompt, unless a task defines 0; -1: as the task defines.
         chat_template: render the prompts with the model's chat template.
     """
 

@@ -111,7 +111,7 @@ def _objective(config: Config) -> str:
 
 
 def _preference(config: Config) -> str:
-    """Return the objective on preference pairs, its reference and, if it is a constant, the loss of equal scores."""
+    """Return the objective on preference pairs, its reference and, if constant, the loss of equal scores."""
     post = config.post
     text = f"objective: {post.objective}, beta {post.beta:g}"
     if post.has_reference and config.lora.rank:

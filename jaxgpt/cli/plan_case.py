@@ -110,7 +110,7 @@ def other_case(target: str, topology: str, slices: int, settings: Mapping[str, A
 
 
 def _changes(*, topology: str = "", slices: int = 1, settings: GivenSettings = NO_SETTINGS) -> None:
-    """The options of --against: they change the hardware or the settings of a plan, and are only parsed."""
+    """Declare the options of --against for the parser: the hardware and the settings of a plan."""
 
 
 def _base(target: str) -> Config:

@@ -31,7 +31,7 @@ def comparison_text(this: Plan, other: Plan, against: str, not_compiled: str) ->
         columns([("", "this plan", "against", "difference"), *_differences(this, other, "train", "step")]),
     ]
 
-    if "decode" in this.costs:  # --decode: in both plans
+    if "decode" in this.costs:  # in both plans, with --decode
         parts += [
             "\ncompiled decode step, per device (one token per row)",
             columns(_differences(this, other, "decode", "step")),

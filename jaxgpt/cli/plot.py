@@ -100,7 +100,7 @@ def print_seed_groups(runs: Mapping[str, RecordedRun]) -> None:
 
 
 def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
-    """Draw the losses or rewards every `EVERY` seconds until no run trains."""
+    """Once all runs have losses, draw the losses or rewards every `EVERY` seconds until no run trains."""
     from jaxgpt.report.baselines import read_baselines
     from jaxgpt.trainer.metrics import read_metrics
 

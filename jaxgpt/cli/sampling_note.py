@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def note_sampling(lm: LM, given: Collection[str], unused: Collection[str] = ()) -> None:
-    """Print one line with the model's recommended sampling settings, except settings in `given` and `unused`."""
+    """Print the model's recommended settings that change a default or are ignored, except settings in `given` and `unused`."""
     from jaxgpt.lm.defaults import sampling_defaults
 
     line = sampling_defaults(lm.tokenizer).note({*given, *unused})

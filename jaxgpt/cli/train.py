@@ -65,7 +65,7 @@ def train(
         track: start jaxgpt follow for these trackers: tensorboard, wandb, mlflow, trackio
         tasks: also evaluate these tasks of lm-evaluation-harness: names or YAML files, separated by commas
         tasks_every: steps between evaluations of tasks, a multiple of train.eval_every; 0: only after the last step
-        tasks_limit: samples of each task; 0: all
+        tasks_limit: number of samples of each task; 0: all
         tasks_path: directory with YAML files of further tasks
     """
     options = TrainOptions(target, named_config(target), out, resume, overwrite, init_from, keep_optimizer, settings)
@@ -176,7 +176,7 @@ def _train(start: Start, listener: Listener, printer: RunPrinter) -> Outcome:
     except TrainingFailed as e:
         raise TrainingFailed(f"{e}; resume with: {printer.resume_command}") from None
     except Exception as e:
-        kept = "; ".join(own_notes(e))  # about the last saved step, or the old run, which is kept
+        kept = "; ".join(own_notes(e))  # notes on the last saved step, or on the old run, which is kept
         if not kept:
             raise
         resume_with = f"; resume with: {printer.resume_command}" if printer.has_steps else ""

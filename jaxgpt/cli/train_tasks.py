@@ -17,7 +17,7 @@ class TrainTasks(NamedTuple):
     Attributes:
         names: names or YAML files, separated by commas; "": no tasks.
         every: steps between evaluations; 0: only after the last step.
-        limit: samples of each task; 0: all.
+        limit: number of samples of each task; 0: all.
         path: directory with YAML files of further tasks.
     """
 

@@ -66,7 +66,7 @@ def with_weights(
     source = run.config()
     free = _free_settings(source.model)
 
-    # The model, tokenizer and data of the weights. Absolute paths stay valid if the run is used from a different directory.
+    # Use the model, tokenizer and data of the weights. Absolute paths stay valid if the run is used from a different directory.
     model = replace(source.model, **{name: getattr(base.model, name) for name in free if name in keep})
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
     data = replace(data, **{name: getattr(source.data, name) for name in inherited})
@@ -76,7 +76,7 @@ def with_weights(
     else:
         derived = replace(derived, init_from=str(weights_at(init_from).absolute()))
 
-    # The settings of the command line, which the weights restrict.
+    # Apply the settings of the command line, which the weights restrict.
     config = with_settings(derived, settings)
     _check_model(derived, config, free)
     if config.lora.rank:

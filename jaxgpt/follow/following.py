@@ -47,9 +47,10 @@ class Followed(NamedTuple):
 
 
 def follow(path: Path, tracker: Tracker, note: Callable[[str], None] = print, poll: float = POLL) -> Followed:
-    """Send the metrics of a run to a tracker until the run ends; each row is sent once.
+    """Send the metrics of a run to a tracker until the run ends.
 
-    If a different follower sends the run to the same tracker, wait until it ends.
+    A row is sent again only if a follower was killed while it sent the row, or the tracker has lost the row. If a
+    different follower sends the run to the same tracker, wait until it ends.
 
     Args:
         path: directory of the run.

@@ -187,7 +187,7 @@ class Mlflow:
 
 
 class Trackio:
-    """Trackio: a database in TRACKIO_DIR, or a Space of Hugging Face (TRACKIO_SPACE_ID). The project is TRACKIO_PROJECT."""
+    """Trackio: a database in TRACKIO_DIR, or a Hugging Face Space (TRACKIO_SPACE_ID). The project is TRACKIO_PROJECT."""
 
     name = "trackio"
     package = "trackio"

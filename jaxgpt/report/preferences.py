@@ -43,20 +43,20 @@ def describe_preferences(data: Data) -> PairsDescription:
     held_out = list(data.val.pairs) if data.held_out else []
     pairs = [*train, *held_out]
 
-    # Equal and contradicting pairs.
+    # Count equal and contradicting pairs.
     keys = Counter(key_of(pair) for pair in pairs)
     contradictions = 0
     for (chosen, rejected), count in keys.items():
         if (rejected, chosen) in keys:
             contradictions += count
 
-    # Prompts of the training pairs, and of the held-out pairs.
+    # Count the held-out pairs with a prompt of a training pair.
     prompts = [prompt_ids(pair.chosen) for pair in pairs]
     as_bytes = [prompt.tobytes() for prompt in prompts]
     in_training = set(as_bytes[: len(train)])
     shared = sum(prompt in in_training for prompt in as_bytes[len(train) :])
 
-    # Lengths in tokens.
+    # Measure lengths in tokens.
     prompt_lengths = np.array([len(prompt) for prompt in prompts])
     chosen_lengths = np.array([pair.chosen.is_target.sum() for pair in pairs])
     rejected_lengths = np.array([pair.rejected.is_target.sum() for pair in pairs])
