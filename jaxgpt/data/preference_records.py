@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.chat.files import RecordKind
-from jaxgpt.data.chat.messages import (
-    LIST_FIELDS,
-    begins_with,
-    comparable,
-    messages_from_json,
-    plain_message,
-    read_messages,
-)
+from jaxgpt.data.chat.messages import LIST_FIELDS, begins_with, comparable, messages_from_json, read_messages
 from jaxgpt.data.chat.record_fields import (
     ALREADY_ANSWERED,
     CONTEXT_FIELDS,
@@ -22,23 +15,30 @@ from jaxgpt.data.chat.record_fields import (
     SYSTEM_FIELDS,
     TOOL_FIELDS,
 )
-from jaxgpt.data.chat.records import ChatRecord, Pair, read_record, without_loss
+from jaxgpt.data.chat.records import COMPLETION, ChatRecord, ExchangeFields, Pair, read_exchange, without_loss
 from jaxgpt.data.files.lenient_json import parse_field
 from jaxgpt.data.files.skipped import UnusableRecord
+from jaxgpt.data.preference_prompts import Content, are_equal, separate
 from jaxgpt.errors import UserError, short_repr
 
 CHOSEN = "chosen"
 REJECTED = "rejected"
-# Map from the field of the prompt to the field of the answer in a conversation of the same shape.
-PROMPTS = {"prompt": "completion", "instruction": "output", "question": "answer", "query": "response"}
-# Fields that belong to the prompt.
+# Fields of the prompt, in order of priority, with the field of the answer in a conversation of the same shape.
+EXCHANGES = (
+    COMPLETION,
+    ExchangeFields("instruction", "output"),
+    ExchangeFields("question", "answer"),
+    ExchangeFields("query", "response"),
+)
+# Other fields that belong to the prompt; `instruction` may be either.
 PROMPT_CONTEXT = (*CONTEXT_FIELDS, HISTORY, *SYSTEM_FIELDS, *TOOL_FIELDS, *MEDIA_FIELDS)
-FIELDS = frozenset({CHOSEN, REJECTED, *PROMPTS, *LIST_FIELDS, *PROMPT_CONTEXT})
+REQUESTS = tuple(exchange.request for exchange in EXCHANGES)
+FIELDS = frozenset({CHOSEN, REJECTED, *REQUESTS, *LIST_FIELDS, *PROMPT_CONTEXT})
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 
 
 class EmptyAnswer(UnusableRecord):
-    """The error for a pair with an answer without text."""
+    """The error for a pair with an answer that has neither text nor calls; white space is text."""
 
     reason = "with an empty answer"
 
@@ -56,16 +56,11 @@ class PreferenceRecord(NamedTuple):
     rejected: ChatRecord | Pair
 
 
-# A prompt or an answer: a text, or a list of messages as in the record.
-TextOrMessages = str | list[Any]
+class _GivenPrompt(NamedTuple):
+    """The prompt in a field of a record."""
 
-
-class _Parts(NamedTuple):
-    """A prompt and two answers that do not repeat it."""
-
-    prompt: TextOrMessages | None  # None: not found
-    chosen: TextOrMessages
-    rejected: TextOrMessages
+    exchange: ExchangeFields  # shape of a conversation with this prompt
+    content: Content | None  # None: the record has no field for it
 
 
 def is_preference(record: Any) -> bool:
@@ -76,9 +71,8 @@ def is_preference(record: Any) -> bool:
 def read_preference(record: Any) -> PreferenceRecord:
     """Convert a record to a prompt with two answers.
 
-    The answers are two texts or two lists of messages. If the record has no prompt, the common beginning of the answers is the
-    prompt, as in TRL: equal first messages, or equal first characters without a space at the end. Answers that are complete
-    conversations may repeat the prompt.
+    The answers are two texts or two lists of messages. Without a prompt in the record, the common beginning of the answers is
+    the prompt. Answers that are complete conversations may repeat the prompt (`separate`).
 
     Raises:
         UserError: if the record has an unknown shape or an empty answer, or both answers are equal.
@@ -92,52 +86,70 @@ def read_preference(record: Any) -> PreferenceRecord:
             f"no {' and no '.join(missing)} answer: the fields are {short_repr([*record])}; write {EXAMPLE}"
         )
 
+    given = _given_prompt(fields)
+    chosen, rejected = _answers(fields)
+    if are_equal(chosen, rejected):  # their common beginning would leave two empty answers
+        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
+    parts = separate(given.content, chosen, rejected)
+    context = {name: fields[name] for name in PROMPT_CONTEXT if name in fields and name != given.exchange.request}
+    _check_prompt(given.content, parts.prompt, context)
+    _check_answer(CHOSEN, parts.chosen)
+    _check_answer(REJECTED, parts.rejected)
+
     # The prompt and each answer form a conversation.
-    field, prompt = _prompt(fields)
-    parts = _parts(fields, prompt)
-    answered = PROMPTS[field]
-    others = {key: fields[key] for key in PROMPT_CONTEXT if key in fields and key != field}  # `instruction` may be both
-    chosen = read_record({field: parts.prompt, answered: parts.chosen, **others})
-    rejected = read_record({field: parts.prompt, answered: parts.rejected, **others})
+    with_chosen = read_exchange(given.exchange, parts.prompt, parts.chosen, context)
+    with_rejected = read_exchange(given.exchange, parts.prompt, parts.rejected, context)
     return PreferenceRecord(
-        chosen=_without_earlier_targets(chosen, parts.chosen, CHOSEN),
-        rejected=_without_earlier_targets(rejected, parts.rejected, REJECTED),
+        chosen=_without_earlier_targets(with_chosen, parts.chosen, CHOSEN),
+        rejected=_without_earlier_targets(with_rejected, parts.rejected, REJECTED),
     )
 
 
-def _parts(fields: Mapping[str, Any], prompt: Any) -> _Parts:
-    """Return the prompt of a record and its answers after the prompt; raise `UserError` if they cannot be compared."""
-    chosen, rejected = _answers(fields)
-    _check_not_empty(chosen, rejected)
-    _check_different(chosen, rejected)
+def _given_prompt(fields: Mapping[str, Any]) -> _GivenPrompt:
+    """Read the prompt in the first of the fields `REQUESTS` and `LIST_FIELDS` that a record has.
 
-    parts = _split_prompt(prompt, chosen, rejected)
-    # Common first messages are a complete prompt. A common text may lack what other fields of the prompt contain.
-    has_context = any(fields.get(name) for name in PROMPT_CONTEXT)
-    may_lack_context = prompt is None and isinstance(chosen, str) and has_context
-    if parts.prompt is None or may_lack_context:
-        raise _no_prompt(fields)
-    _check_speakers(parts)
-    _check_not_empty(parts.chosen, parts.rejected)
-    return parts
+    Raises:
+        UserError: if the prompt is neither a text nor a list of messages, or ends with an answer.
+    """
+    for exchange in EXCHANGES:
+        if exchange.request in fields:
+            content = messages_from_json(fields[exchange.request])
+            return _GivenPrompt(exchange, _checked_prompt(content))
+    for name in LIST_FIELDS:
+        if name in fields:
+            content = parse_field(fields[name], f"the field {name!r}")
+            return _GivenPrompt(COMPLETION, _checked_prompt(content))
+    return _GivenPrompt(COMPLETION, None)
 
 
-def _answers(fields: Mapping[str, Any]) -> tuple[TextOrMessages, TextOrMessages]:
-    """Return the chosen and the rejected answer: two texts, or two lists of messages."""
-    chosen = _text_or_messages(fields[CHOSEN], CHOSEN)
-    rejected = _text_or_messages(fields[REJECTED], REJECTED)
+def _checked_prompt(prompt: Any) -> Content:
+    """Return a prompt; raise `UserError` if it is neither a text nor a list of messages, or ends with an answer."""
+    if not isinstance(prompt, str | list):
+        raise UserError(f"the prompt must be a text or a list of messages, not {short_repr(prompt)}: write {EXAMPLE}")
+    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
+        raise UserError(ALREADY_ANSWERED)
+    return prompt
+
+
+def _answers(fields: Mapping[str, Any]) -> tuple[Content, Content]:
+    """Return the chosen and the rejected answer: two texts, or two lists of messages; neither is empty."""
+    chosen = _answer(fields[CHOSEN], CHOSEN)
+    rejected = _answer(fields[REJECTED], REJECTED)
 
     # Lists of messages may be stored as JSON text. If only one answer looks like JSON, it is a text.
     parsed_chosen = messages_from_json(chosen)
     parsed_rejected = messages_from_json(rejected)
     if isinstance(parsed_chosen, list) and isinstance(parsed_rejected, list):
-        return parsed_chosen, parsed_rejected
+        chosen = parsed_chosen
+        rejected = parsed_rejected
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise UserError("one answer is a text, and the other a list of messages: write both in the same form")
+    _check_not_empty(CHOSEN, chosen)
+    _check_not_empty(REJECTED, rejected)
     return chosen, rejected
 
 
-def _text_or_messages(answer: Any, name: str) -> TextOrMessages:
+def _answer(answer: Any, name: str) -> Content:
     """Return the answer of a field as a text or a list of messages; a single message becomes a list."""
     if isinstance(answer, dict):
         return [answer]
@@ -146,133 +158,55 @@ def _text_or_messages(answer: Any, name: str) -> TextOrMessages:
     return answer
 
 
-def _prompt(fields: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the name of the prompt's field and the prompt; None: the record has no field for it."""
-    for name in PROMPTS:
-        if name in fields:
-            return name, messages_from_json(fields[name])
-    for name in LIST_FIELDS:
-        if name in fields:
-            return "prompt", parse_field(fields[name], f"the field {name!r}")
-    return "prompt", None
+def _check_prompt(given: Content | None, prompt: Content | None, context: Mapping[str, Any]) -> None:
+    """Check that a pair has a prompt that includes the context.
 
+    Args:
+        given: prompt in a field of the record; None: no such field.
+        prompt: prompt after `separate`.
+        context: the other fields of the record that belong to the prompt.
 
-def _check_different(chosen: TextOrMessages, rejected: TextOrMessages) -> None:
-    """Raise `EqualAnswers` for complete answers that are equal; their common beginning would leave two empty answers."""
-    if _comparable(chosen) == _comparable(rejected):
-        raise EqualAnswers("the chosen and the rejected answer are equal: change one, or remove the record")
-
-
-def _comparable(answer: TextOrMessages) -> Sequence[Any]:
-    """Return the characters of a text, or messages in the form of templates."""
-    return answer if isinstance(answer, str) else [comparable(message) for message in answer]
-
-
-def _split_prompt(prompt: Any, chosen: TextOrMessages, rejected: TextOrMessages) -> _Parts:
-    """Move the common beginning of two different answers to the prompt, or remove messages that repeat a prompt.
-
-    Two texts with a prompt stay unchanged.
+    Raises:
+        UserError: if the answers have no common beginning, or the fields show that a request is missing before it.
     """
-    if isinstance(prompt, list) and begins_with(prompt[-1:], "assistant"):
-        raise UserError(ALREADY_ANSWERED)
-
-    if isinstance(chosen, list) and isinstance(rejected, list):
-        return _split_messages(prompt, chosen, rejected)
-    if isinstance(chosen, str) and isinstance(rejected, str) and prompt is None:
-        return _split_texts(chosen, rejected)
-    return _Parts(prompt, chosen, rejected)
-
-
-def _split_messages(prompt: Any, chosen: list[Any], rejected: list[Any]) -> _Parts:
-    """Split two lists after their common first messages.
-
-    If the prompt is a list of messages, only messages that repeat its end are removed. Otherwise, the common messages are the
-    prompt, as in TRL, and a text prompt is used only if they do not begin with a request.
-    """
-    messages = _comparable(chosen)
-    shared = _shared(messages, _comparable(rejected))
-    if isinstance(prompt, list):
-        repeated = _repeated(_comparable(prompt), messages[:shared])
-        return _Parts(prompt, chosen[repeated:], rejected[repeated:])
-    if not shared:
-        return _Parts(prompt, chosen, rejected)
-    return _Parts(_with_request(chosen[:shared], prompt), chosen[shared:], rejected[shared:])
+    # Common first messages are a complete prompt. A common text may lack what the context contains.
+    is_common_text = given is None and isinstance(prompt, str)
+    context_names = [name for name, value in context.items() if value]
+    if context_names and (prompt is None or is_common_text):
+        raise UserError(
+            f"the record has no prompt, so the field {context_names[0]!r} has no defined place: rename the field with the "
+            "request to 'prompt'"
+        )
+    if prompt is None:
+        raise UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
 
 
-def _split_texts(chosen: str, rejected: str) -> _Parts:
-    """Split two texts at their first difference, or before a space that precedes it.
-
-    If one text begins with the other, the shorter answer is the last character of the shorter text, as in TRL.
-    """
-    n = _shared(chosen, rejected)
-    if n == min(len(chosen), len(rejected)):
-        n -= 1
-    if n > 0 and chosen[n - 1] == " ":
-        n -= 1
-    return _Parts(chosen[:n] or None, chosen[n:], rejected[n:])
+def _check_answer(name: str, answer: Content) -> None:
+    """Raise `UserError` if nothing remains of an answer after the prompt, or it begins with a user or system message."""
+    if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
+        raise UserError(
+            f"the {name} answer begins with a message that the assistant did not write: {short_repr(answer[0])}; move it to "
+            "the prompt, or add it to both answers"
+        )
+    _check_not_empty(name, answer)
 
 
-def _repeated(prompt: Sequence[Any], messages: Sequence[Any]) -> int:
-    """Return the number of first messages of an answer that repeat the end of the prompt, such as its last request."""
-    for n in range(min(len(prompt), len(messages)), 0, -1):
-        if prompt[-n:] == messages[:n]:
-            return n
-    return 0
-
-
-def _with_request(messages: Sequence[Any], prompt: Any) -> list[Any]:
-    """Return the first messages of a conversation; if they do not begin with a request, insert the text `prompt`."""
-    begin = 1 if begins_with(messages, "system") else 0
-    if not isinstance(prompt, str) or begins_with(messages[begin:], "user"):
-        return [*messages]
-    return [*messages[:begin], plain_message("user", prompt), *messages[begin:]]
-
-
-def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Return the number of equal first items."""
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return n
-    return min(len(a), len(b))
-
-
-def _no_prompt(fields: Mapping[str, Any]) -> UserError:
-    """Return the error for a record without a prompt; fields that belong to a prompt show that a request is missing."""
-    for name in PROMPT_CONTEXT:
-        if fields.get(name):
-            return UserError(
-                f"the record has no prompt, so the field {name!r} has no defined place: rename the field with the request to "
-                f"'prompt'"
-            )
-    return UserError(f"the answers have no common beginning, and the record has no prompt: write {EXAMPLE}")
-
-
-def _check_speakers(parts: _Parts) -> None:
-    """Raise `UserError` if an answer begins with a message of the user or a system message."""
-    for name, answer in ((CHOSEN, parts.chosen), (REJECTED, parts.rejected)):
-        if isinstance(answer, list) and (begins_with(answer, "user") or begins_with(answer, "system")):
-            raise UserError(
-                f"the {name} answer begins with a message that the assistant did not write: {short_repr(answer[0])}; move it "
-                f"to the prompt, or add it to both answers"
-            )
-
-
-def _check_not_empty(chosen: TextOrMessages, rejected: TextOrMessages) -> None:
+def _check_not_empty(name: str, answer: Content) -> None:
     """Raise `EmptyAnswer` if an answer has no text and no calls."""
-    for name, answer in ((CHOSEN, chosen), (REJECTED, rejected)):
-        if not answer or _is_blank(answer):
-            raise EmptyAnswer(f"the {name} answer is empty: write an answer, or remove the record")
+    is_empty = not answer if isinstance(answer, str) else all(map(_is_blank, answer))
+    if is_empty:
+        raise EmptyAnswer(f"the {name} answer is empty: write an answer, or remove the record")
 
 
-def _is_blank(answer: TextOrMessages) -> bool:
-    """Return whether an answer is a single message without text or calls."""
-    match answer:
-        case [{**message}]:
-            return not any(message.get(name) for name in ("content", "value", "tool_calls", "function_call"))
-    return False
+def _is_blank(message: Any) -> bool:
+    """Return whether a message has no text and no calls."""
+    fields = comparable(message)
+    if not isinstance(fields, dict):
+        return False
+    return not any(fields.get(name) for name in ("content", "value", "tool_calls", "function_call"))
 
 
-def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages, name: str) -> ChatRecord | Pair:
+def _without_earlier_targets(record: ChatRecord | Pair, answer: Content, name: str) -> ChatRecord | Pair:
     """Return a record in which only messages of the answer are targets, not earlier answers, such as answers in `history`.
 
     Raises:
@@ -288,7 +222,7 @@ def _without_earlier_targets(record: ChatRecord | Pair, answer: TextOrMessages, 
     if "assistant" not in roles:
         raise UserError(
             f"the {name} answer has no message of the assistant: the roles are {short_repr(roles)}; rename the role to "
-            f"assistant"
+            "assistant"
         )
     return record._replace(messages=[*prompt, *answered])
 

@@ -182,19 +182,26 @@ def test_the_prompt_of_texts_is_their_common_beginning() -> None:
 
 
 def test_texts_that_continue_each_other_are_compared_from_the_last_character_of_the_shorter_one() -> None:
+    """As in TRL, a space before this character belongs to the prompt."""
     tokenizer = CharTokenizer([*"abcdefgh ?"])
     for short, long, prompt, chosen, rejected in (
         ("cab? ace", "cab? aced", "cab? ac", "e", "ed"),
-        ("cab? a", "cab? ace", "cab?", " a", " ace"),
+        ("cab? a", "cab? ace", "cab? ", "a", "ace"),
     ):
         found = encoded({"chosen": short, "rejected": long}, tokenizer)
         assert same(found, encoded({"prompt": prompt, "chosen": chosen, "rejected": rejected}, tokenizer))
 
 
-def test_an_answer_that_is_json_remains_a_text() -> None:
+@pytest.mark.parametrize("prompt", ["List.", [user("List.")]])
+def test_an_answer_that_is_json_remains_a_text(prompt: Any) -> None:
     for chosen, rejected in (('["a"]', '["b"]'), ('[{"role": "user"}]', "no"), ("[]", "[1]")):
-        pair = encoded({"prompt": "List.", "chosen": chosen, "rejected": rejected})
+        pair = encoded({"prompt": prompt, "chosen": chosen, "rejected": rejected})
         assert TOKENIZER.decode(pair.chosen.ids[pair.chosen.is_target]) == f"{chosen}<|im_end|>"
+
+
+def test_white_space_is_an_answer() -> None:
+    pair = encoded(GOOD | {"chosen": " "})
+    assert TOKENIZER.decode(pair.chosen.ids[pair.chosen.is_target]) == " <|im_end|>"
 
 
 BAD = {
@@ -218,6 +225,11 @@ BAD = {
         {"chosen": [user("Who?"), assistant("Me")], "rejected": [user("Who?")]},
         "the rejected answer is empty",
     ),
+    "empty part of a text": (
+        EXPLICIT | {"rejected": [assistant("") | {"content": [{"type": "text", "text": ""}]}]},
+        "the rejected answer is empty",
+    ),
+    "empty messages": (EXPLICIT | {"rejected": [assistant(""), assistant("")]}, "the rejected answer is empty"),
     "empty message": (EXPLICIT | {"rejected": [assistant("")]}, "the rejected answer is empty"),
     "no rejected": ({"prompt": "a", "chosen": "b"}, "no rejected answer: the fields are ['prompt', 'chosen']; write {"),
     "conversation": ({"messages": [user("a"), assistant("b")]}, "no chosen and no rejected answer"),
@@ -256,6 +268,7 @@ BAD = {
         "the prompt ends with a message of the assistant: end it with a message to answer",
     ),
     "media": (GOOD | {"prompt": "<image>?", "image": "a.png"}, "has <image>, the placeholder of the image of the record"),
+    "type of the prompt": (GOOD | {"prompt": 4}, "the prompt must be a text or a list of messages, not 4: write {"),
     "type": (GOOD | {"chosen": 4}, "the chosen answer must be a text or a list of messages, not 4"),
     "long prompt": (
         GOOD | {"prompt": "a" * 99},

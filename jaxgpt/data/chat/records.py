@@ -118,28 +118,32 @@ def read_record(record: Any) -> ChatRecord | Pair:
     check_accepted(KTO_TAG, fields)
     if isinstance(shape, ExchangeFields):
         check_accepted(LABEL, fields)
-        return _read_exchange(shape, fields, tools)
+        request = messages_from_json(fields[shape.request])
+        answer = fields[shape.answer]
+        if not isinstance(request, str):  # the answer to a text may be any JSON
+            answer = messages_from_json(answer)
+        return read_exchange(shape, request, answer, fields)
 
     messages = read_messages(shape, fields[shape])
     check_media(fields, messages)
     return ChatRecord(_with_system(messages, fields), tools, may_be_rejected=is_label_false(fields))
 
 
-def _read_exchange(
-    exchange: ExchangeFields, fields: Mapping[str, Any], tools: list[dict[str, Any]] | None
-) -> ChatRecord | Pair:
+def read_exchange(exchange: ExchangeFields, request: Any, answer: Any, fields: Mapping[str, Any]) -> ChatRecord | Pair:
     """Return a request and its answer as messages, after the messages of earlier exchanges.
 
     Args:
-        exchange: fields of the request and the answer.
-        fields: the fields of the record that are not null.
-        tools: tools of the record; None: no tools.
+        exchange: names of the fields of the request and the answer.
+        request: text or list of messages.
+        answer: text or list of messages.
+        fields: the fields of the record that are not null; the context, history, system message, tools and media are read.
+
+    Raises:
+        UserError: if the request, the answer or a field that is read has a wrong type, or a field has no defined place.
     """
-    request = messages_from_json(fields[exchange.request])
-    answer = fields[exchange.answer]
+    tools = read_tools(fields)
     if not isinstance(request, str):
         asked = [without_loss(message) for message in read_messages(exchange.request, request)]
-        answer = messages_from_json(answer)
     elif exchange == COMPLETION:  # a prompt to complete has no place for other fields
         asked = [plain_message("user", request)]
     else:
