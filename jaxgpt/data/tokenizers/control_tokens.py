@@ -13,6 +13,7 @@ class TokenMatch(NamedTuple):
     """A control token in a text."""
 
     begin: int  # index of its first character, including white space that the token absorbs
+    name_begin: int  # index of its first character without this white space
     end: int
     id: int
 
@@ -57,8 +58,10 @@ class ControlTokens:
         matches = []
         for i, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             # The id of `<unk>` also encodes unknown characters, which are ordinary text.
-            if i in self.names and self._spelling(text[begin:end]) == self._spelling(self.names[i]):
-                matches.append(TokenMatch(begin, end, i))
+            found = text[begin:end]
+            if i in self.names and self._spelling(found) == self._spelling(self.names[i]):
+                name_begin = end - len(found.lstrip())
+                matches.append(TokenMatch(begin, name_begin, end, i))
         return matches
 
     def _spelling(self, name: str) -> str:

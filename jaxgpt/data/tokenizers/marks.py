@@ -92,8 +92,7 @@ def _protect_text(control: ControlTokens, text: str, marking: Marking) -> str:
         if control.names[match.id] in marking.kept:
             unchanged.append(range(match.begin + 1, match.end))
             continue
-        name = text[match.begin : match.end].lstrip()
-        places.add(match.end - len(name) + 1)
+        places.add(match.name_begin + 1)
 
     if marking.markup is not None:
         places |= _first_characters(control, text, marking.markup)

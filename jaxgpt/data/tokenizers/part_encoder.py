@@ -17,17 +17,17 @@ from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 ANCHOR = "\ufdd0"  # noncharacter that never shares a token with the text after it
 
 
-class Gap(NamedTuple):
-    """The text between two control tokens, or at an end of the text."""
+class TextBetween(NamedTuple):
+    """The text between two control tokens, or between a control token and an end of the text."""
 
     begin: int
     end: int
     before: Neighbor | None  # the control token before the text; None: the text begins there
-    after: Neighbor | None  # the control token after the text, if the ids depend on it
+    after: Neighbor | None  # the control token after the text, if the ids of the text depend on it
 
 
 class PartIds(NamedTuple):
-    """The ids of a part of a text, or of a piece of it between two control tokens."""
+    """The ids of a control token or a piece of text in a part."""
 
     part: int  # index of the part
     ids: list[int]
@@ -35,6 +35,9 @@ class PartIds(NamedTuple):
 
 class PartEncoder:
     """Encodes texts that are given in parts, such as the parts of a conversation.
+
+    The ends of parts divide the text between two control tokens into pieces. Example: the parts `<|user|>Hi` and ` you<|end|>`
+    have the text `Hi you` between two control tokens; its pieces are `Hi` and ` you`.
 
     Args:
         control: the control tokens of a tokenizer.
@@ -61,79 +64,91 @@ class PartEncoder:
             return [self.tokenizer.encode(part).tolist() for part in parts]
         parted = PartedText.of(parts)
         encoded: list[list[int]] = [[] for _ in parts]
-        for part, ids in self._encode_pieces_and_tokens(parted, mark):
+        for part, ids in self._encode_in_order(parted, mark):
             encoded[part] += ids
         return encoded
 
-    def _encode_pieces_and_tokens(self, parted: PartedText, mark: str) -> Iterator[PartIds]:
+    def _encode_in_order(self, parted: PartedText, mark: str) -> Iterator[PartIds]:
         """Yield the ids of a text in order: control tokens, and the pieces of text between them."""
         begin = 0  # end of the last control token
         before: Neighbor | None = None
-        for match in self._unmarked_in_parts(parted, mark):
-            place = parted.place_of(match)
-            token = self._plain.neighbor(parted.text[place.begin : place.end], match.id)
+        for token in self._control_tokens(parted, mark):
+            part = parted.part_of(token.name_begin)
+            part_begin = parted.begin_of(part)
+            # The ids of a part do not depend on later parts. Therefore, a token absorbs white space only within its part, and
+            # is a neighbor of the text before it only if this text is empty or ends within the same part.
+            token_begin = max(token.begin, part_begin)
+            neighbor = self._plain.neighbor(parted.text[token_begin : token.end], token.id)
+            is_empty = token_begin == begin
+            ends_in_part = token_begin > part_begin
+            after = neighbor if is_empty or ends_in_part else None
 
-            # If the text before the token is in earlier parts only, its ids do not depend on the token.
-            is_in_part = place.begin > parted.begin_of(place.part) or begin == place.begin
-            gap = Gap(begin, place.begin, before, token if is_in_part else None)
-            yield from self._encode_gap(parted, gap, mark)
-            yield PartIds(place.part, [match.id])
-            begin = place.end
-            before = token
+            yield from self._encode_between(parted, TextBetween(begin, token_begin, before, after), mark)
+            yield PartIds(part, [token.id])
+            begin = token.end
+            before = neighbor
 
-        yield from self._encode_gap(parted, Gap(begin, len(parted.text), before, None), mark)
+        yield from self._encode_between(parted, TextBetween(begin, len(parted.text), before, None), mark)
 
-    def _encode_gap(self, parted: PartedText, gap: Gap, mark: str) -> Iterator[PartIds]:
-        """Yield the ids of the text between two control tokens, divided at the ends of parts."""
-        bounds = parted.bounds(gap.begin, gap.end)
-        pieces = [parted.text[a:b] for a, b in pairwise(bounds)]
-        if mark:
-            pieces = [piece.replace(mark, "") for piece in pieces]
-        for first, ids in zip(bounds[:-1], self._encode_pieces(pieces, gap.before, gap.after), strict=True):
-            if ids:  # an empty piece may be at the end of the text, after the last part
-                yield PartIds(parted.part_of(first), ids)
-
-    def _unmarked_in_parts(self, parted: PartedText, mark: str) -> list[TokenMatch]:
-        """Find the control tokens of a text in parts: a part ends a word, because its ids do not depend on later parts."""
+    def _control_tokens(self, parted: PartedText, mark: str) -> list[TokenMatch]:
+        """Find the control tokens of a text in parts."""
         if not self.control.has_single_words:
             return unmarked(self.control, parted.text, mark)
-        matches = []
-        for begin, end in pairwise([0, *parted.ends]):
-            for match in unmarked(self.control, parted.text[:end], mark):
-                name = parted.text[match.begin : match.end].lstrip()
-                if match.end - len(name) >= begin:
-                    matches.append(match)
-        return matches
 
-    def _encode_pieces(self, pieces: Sequence[str], start: Neighbor | None, end: Neighbor | None) -> list[list[int]]:
-        """Encode consecutive pieces of text without control tokens, between two control tokens; None: no token."""
-        out = list[list[int]]()
-        before = list[int]()
+        # Some tokens are found only as separate words. The end of a part ends a word, because the ids of a part do not depend
+        # on later parts. Therefore, the tokens of each part are found in the text that ends with the part.
+        tokens = []
+        for begin, end in pairwise([0, *parted.ends]):
+            found = unmarked(self.control, parted.text[:end], mark)
+            tokens += [token for token in found if token.name_begin >= begin]
+        return tokens
+
+    def _encode_between(self, parted: PartedText, between: TextBetween, mark: str) -> Iterator[PartIds]:
+        """Yield the ids of the pieces of a text between two control tokens."""
+        bounds = parted.bounds(between.begin, between.end)
+        pieces = [parted.text[begin:end] for begin, end in pairwise(bounds)]
+        if mark:
+            pieces = [piece.replace(mark, "") for piece in pieces]
+        encoded = self._encode_pieces(pieces, between.before, between.after)
+        for begin, ids in zip(bounds[:-1], encoded, strict=True):
+            if ids:  # an empty piece may be at the end of the text, after the last part
+                yield PartIds(parted.part_of(begin), ids)
+
+    def _encode_pieces(self, pieces: Sequence[str], before: Neighbor | None, after: Neighbor | None) -> list[list[int]]:
+        """Encode the pieces of a text between two control tokens; None: no token.
+
+        The ids of a piece are the ids that it adds to the earlier pieces. They do not depend on later pieces, so the text is
+        encoded again up to the end of each piece. There are few pieces between two control tokens; without control tokens,
+        the time is quadratic in the number of parts.
+        """
+        encoded = list[list[int]]()
+        earlier = list[int]()  # ids of the earlier pieces
         for n, piece in enumerate(pieces, 1):
             is_last = n == len(pieces)
-            whole = self._plain.encode_between("".join(pieces[:n]), start, end if is_last else None)
-            ids = whole[len(before) :]
-            if whole[: len(before)] != before:  # a token would extend over two pieces
-                ids = self._encode_after(before, piece, whole)
+            joined = self._plain.encode_between("".join(pieces[:n]), before, after if is_last else None)
+            if joined[: len(earlier)] == earlier:
+                ids = joined[len(earlier) :]
+            else:  # a token would extend over two pieces
+                ids = self._encode_after(earlier, piece, joined)
             self._check_text(piece, ids)
-            out.append(ids)
-            before = before + ids
-        return out
+            encoded.append(ids)
+            earlier += ids
+        return encoded
 
-    def _encode_after(self, before: list[int], piece: str, whole: list[int]) -> list[int]:
-        """Encode a piece of text separately from the preceding text, without the space that some tokenizers prepend.
+    def _encode_after(self, earlier: list[int], piece: str, joined: list[int]) -> list[int]:
+        """Encode a piece separately from the earlier text, without the space that some tokenizers prepend to a text.
 
         Args:
-            before: ids of the preceding text.
+            earlier: ids of the earlier text.
             piece: text to encode.
-            whole: ids of both texts together; one token extends over the end of the first text. They show the text that
-                the tokenizer keeps: a normalizer may replace line breaks with spaces, for example.
+            joined: ids of both texts together; one of them extends over the end of the earlier text.
         """
         decode = self.tokenizer.decode
-        wanted = {decode(before) + piece, decode(whole)}
+        # The text that the ids must decode to, as it is, or as a normalizer changes it, for example without line breaks.
+        wanted = (decode(earlier) + piece, decode(joined))
         alone = self._plain.encode_continuing(piece)
         for ids in [alone, *self._after_anchors(piece)]:
-            if decode(before + ids) in wanted:
+            if decode(earlier + ids) in wanted:
                 return ids
         return alone
 

@@ -1,10 +1,10 @@
-"""Encode text in which the names of control tokens are text, between two control tokens."""
+"""Encode the text between two control tokens; names of control tokens in this text are encoded as text."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxgpt.data.tokenizers.control_tokens import ControlTokens
@@ -32,7 +32,8 @@ class PlainEncoder:
         assert isinstance(control.tokenizer, SubwordTokenizer)
         self._normalized = control.normalized
         self._random_names = {i: _random_name(name.strip()) for i, name in control.names.items()}
-        self._library = _renamed_copy(control, control.tokenizer.library, self._random_names)
+        self._library = _renamed_copy(control.tokenizer.library, control.further, self._random_names)
+        self._break_id = self._library.token_to_id(BREAK)
 
     def neighbor(self, found: str, token_id: int) -> Neighbor:
         """Return the neighbor for a control token that is found in a text, with the white space that it absorbs."""
@@ -42,8 +43,9 @@ class PlainEncoder:
 
     def encode_between(self, text: str, before: Neighbor | None, after: Neighbor | None) -> list[int]:
         """Encode a text between two control tokens; None: the text begins or ends there."""
-        # A normalizer may prepend a space to an empty text before a normalized token.
-        if not text and not (after and after.is_normalized):
+        # An empty text has no ids, except before a normalized token: the normalizer may prepend a space to both.
+        is_before_normalized = after is not None and after.is_normalized
+        if not text and not is_before_normalized:
             return []
         begin = before.text if before else ""
         end = after.text if after else ""
@@ -56,7 +58,10 @@ class PlainEncoder:
 
     def encode_continuing(self, text: str) -> list[int]:
         """Encode a text as the continuation of any other text."""
-        return self._encode(BREAK + text)[1:] if text else []
+        if not text:
+            return []
+        ids = self._encode(BREAK + text)
+        return ids[ids.index(self._break_id) + 1 :]
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = call_tokenizers(lambda: self._library.encode(text, add_special_tokens=False).ids, "this text")
@@ -68,18 +73,23 @@ def _random_name(name: str) -> str:
     return name[:1] + secrets.token_hex(16) + name[-1:]
 
 
-def _renamed_copy(control: ControlTokens, library: Any, random_names: Mapping[int, str]) -> Any:
-    """Return a copy of the library's tokenizer that encodes names of control tokens as text, and finds the random names."""
+def _renamed_copy(library: Any, further: Collection[str], random_names: Mapping[int, str]) -> Any:
+    """Return a copy of the library's tokenizer that encodes names of control tokens as text, and finds the random names.
+
+    Args:
+        library: tokenizer of the library.
+        further: names of control tokens that are not special.
+        random_names: random name of each control token, keyed by id.
+    """
     from tokenizers import AddedToken
 
-    # With `encode_special_tokens`, only special tokens are text: make all control tokens special.
-    tokenizer_json = library.to_str()
-    if control.further:
-        value = json.loads(tokenizer_json)
-        for token in value["added_tokens"]:
-            token["special"] |= token["content"] in control.further
-        tokenizer_json = json.dumps(value)
-    copy = read_library(tokenizer_json, "this vocabulary")
+    # The option `encode_special_tokens` makes the names of special tokens text. It does not affect other added tokens, so the
+    # further control tokens become special in the copy.
+    tokenizer_json = json.loads(library.to_str())
+    for token in tokenizer_json["added_tokens"]:
+        token["special"] |= token["content"] in further
+    copy = read_library(json.dumps(tokenizer_json), "this vocabulary")
+    copy.encode_special_tokens = True
     copy.post_processor = None
 
     # Each random name gets the white-space and normalization options of its token.
@@ -89,5 +99,4 @@ def _renamed_copy(control: ControlTokens, library: Any, random_names: Mapping[in
             options = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": token.normalized}
             added.append(AddedToken(random_names[i], **options))
     copy.add_tokens(added)
-    copy.encode_special_tokens = True
     return copy
