@@ -12,7 +12,7 @@ from jaxgpt.convert.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
 from jaxgpt.convert.multimodal import token_config
 from jaxgpt.convert.read_weights import StoredModel
 from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.files import load_tokenizer, with_missing
+from jaxgpt.data.tokenizers.files import load_tokenizer, set_special
 from jaxgpt.data.tokenizers.new import make_tokenizer
 from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.special_files import read_special_files
@@ -44,7 +44,7 @@ def imported_tokenizer(source: Path, stored: StoredModel, named: str = "") -> To
     of_model = _special_tokens(source, stored)
     tokenizer = make_tokenizer(named, model_vocab_size=stored.config.vocab_size)
     entries = dict(of_model.tokenizer) | dict(tokenizer.special.tokenizer)
-    tokenizer.special = with_missing(tokenizer, SpecialTokens(of_model.generation, entries))
+    set_special(tokenizer, SpecialTokens(of_model.generation, entries))
     return tokenizer
 
 
@@ -52,7 +52,7 @@ def _special_tokens(source: Path, stored: StoredModel) -> SpecialTokens:
     """Return the special tokens and chat templates in the files of a model."""
     if isinstance(stored.weights, GgufWeights):
         return read_gguf_tokens(stored.weights.metadata, str(stored.weights.path))
-    return read_special_files(source, _token_config(source)).tokens
+    return read_special_files(source, _token_config(source)).special
 
 
 def _own_tokenizer(source: Path, stored: StoredModel) -> Tokenizer:

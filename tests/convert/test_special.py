@@ -118,7 +118,7 @@ def test_every_way_of_generating_ends_there(folders):
 def test_generation_config_comes_before_config(tmp_path, generation, config, expected):
     folder = source_folder(tmp_path / "hf", generation_config=generation, config=config)
     values = json.loads((folder / "config.json").read_text())
-    assert read_special_files(folder, values).tokens.end_ids == expected
+    assert read_special_files(folder, values).special.end_ids == expected
 
 
 def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(folders):

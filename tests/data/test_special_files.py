@@ -133,6 +133,29 @@ def test_any_combination_of_files_is_read_and_written_as_by_transformers(seed: i
         assert rendered == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
 
 
+def stored_token(form: str, content: str) -> dict[str, Any]:
+    """The content of a file with a further token in one of the forms that transformers reads."""
+    forms: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "null": {"image_token": None},
+        "option": {"image_token": True},
+        "string": {"image_token": content},
+        "object": {"image_token": {"__type": "AddedToken", "content": content, "lstrip": False, "rstrip": False}},
+        "group": {"extra_special_tokens": {"image_token": content}},
+    }
+    return forms[form]
+
+
+@pytest.mark.parametrize("in_map", ["nothing", "null", "option", "string", "object", "group"])
+@pytest.mark.parametrize("in_config", ["nothing", "null", "option", "string", "object", "group"])
+def test_a_further_token_in_two_files_is_the_token_of_transformers(in_config: str, in_map: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    files = {"tokenizer_config": stored_token(in_config, "<s>"), "special_tokens_map": stored_token(in_map, "</s>")}
+    special_folder(tmp_path, **files)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).special.names == theirs.special_tokens_map
+
+
 def special_folder(folder: Path, **files: Any) -> Path:
     word_library(["<s>", "</s>"]).save(str(folder / "tokenizer.json"))
     for name, content in files.items():
@@ -269,7 +292,7 @@ def test_an_added_token_gets_its_id(tmp_path: Path) -> None:
 def test_named_templates_are_kept_and_the_default_is_used(tmp_path: Path) -> None:
     templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     special_folder(tmp_path, tokenizer_config={"chat_template": templates})
-    special = read_special_files(tmp_path).tokens
+    special = read_special_files(tmp_path).special
     assert (special.chat_template, special.tokenizer["chat_template"]) == ("d", templates)
 
 

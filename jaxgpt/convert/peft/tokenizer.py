@@ -56,7 +56,7 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> Adapter
 def _with_template(source: Path, base: Tokenizer) -> AdapterTokenizer:
     """Return the tokenizer of the base with the chat template of an adapter that has no tokenizer.json."""
     try:
-        special = read_special_files(source).tokens
+        special = read_special_files(source).special
     except UserError as e:
         return AdapterTokenizer(base, f"the adapter's chat template is ignored, because it cannot be read: {e}")
 

@@ -37,7 +37,7 @@ def read_decoder(values: Any, path: Path) -> list[AddedToken]:
     return sorted(added, key=lambda token: token.id)
 
 
-def read_added_tokens(values: Mapping[str, Any], special: Collection[str | None], path: Path) -> list[AddedToken]:
+def read_added_tokens(values: Mapping[str, Any], special: Collection[str], path: Path) -> list[AddedToken]:
     """Read the content of added_tokens.json: `{"<unk>": 0, ...}`; tokens that are also in `special` are special."""
     added = []
     for content, i in values.items():

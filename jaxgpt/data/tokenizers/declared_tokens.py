@@ -10,70 +10,113 @@ from jaxgpt.data.tokenizers.special import EXTRA, EXTRA_BEFORE_5, TOKENS
 from jaxgpt.errors import UserError, short_repr
 
 
-class Declared(NamedTuple):
-    """The special tokens that a file declares; None: declared as null."""
+class FileTokens(NamedTuple):
+    """The special tokens in a file, by the form in which they are stored; further names are names outside `TOKENS`.
 
-    by_name: dict[str, str | None]
-    fixed: dict[str, str | None]  # the part of `by_name` that no other file replaces
-    unnamed: list[str] | None  # tokens without a name; None: the file has no such list
+    Attributes:
+        standard: tokens by the names in `TOKENS`; None: declared as null.
+        objects: tokens by further names, stored as objects; None: null, or an option such as `add_bos_token`.
+        strings: tokens by further names, stored as strings.
+        grouped: tokens by further names, stored in a group of names, such as `{"extra_special_tokens": {"boi_token": "<x>"}}`.
+        extra: list of tokens in `extra_special_tokens`; None: no such list.
+        additional: list of tokens in `additional_special_tokens`; None: no such list.
+    """
+
+    standard: dict[str, str | None]
+    objects: dict[str, str | None]
+    strings: dict[str, str]
+    grouped: dict[str, str]
+    extra: list[str] | None
+    additional: list[str] | None
+
+
+class DeclaredTokens(NamedTuple):
+    """The special tokens that the files of a directory declare together."""
+
+    standard: dict[str, str | None]  # tokens by the names in `TOKENS`; None: declared as null
+    further: dict[str, str]  # tokens by other names
+    unnamed: list[str]
+
+    def tokens(self) -> set[str]:
+        """Return all tokens, with and without a name."""
+        standard = {token for token in self.standard.values() if token is not None}
+        return {*standard, *self.further.values(), *self.unnamed}
 
     def entries(self) -> dict[str, Any]:
         """Return the entries of tokenizer_config.json, in the spelling that transformers 4 and 5 read."""
-        entries: dict[str, Any] = {name: token for name, token in self.by_name.items() if name in TOKENS}
-        others = {name: token for name, token in self.by_name.items() if name not in TOKENS}
-        if others:
-            entries[EXTRA] = others
+        entries: dict[str, Any] = dict(self.standard)
+        if self.further:
+            entries[EXTRA] = self.further
         if self.unnamed:
             entries[EXTRA_BEFORE_5] = self.unnamed
         return entries
 
 
-def declared_in(values: Mapping[str, Any], path: Path) -> Declared:
-    """Find the tokens in the content of tokenizer_config.json or special_tokens_map.json."""
+def tokens_in(values: Mapping[str, Any], path: Path) -> FileTokens:
+    """Find the tokens in the content of tokenizer_config.json or special_tokens_map.json.
+
+    Raises:
+        UserError: if a standard name, a name in a group or an element of a list has a value that is not a token.
+    """
     standard = dict[str, str | None]()
     for name in TOKENS:
         if name in values:
             value = values[name]
             standard[name] = None if value is None else token_text(value, f"{path}: {name}")
 
-    # Further names. transformers fixes tokens stored as strings or in a group before it reads special_tokens_map.json.
-    # Therefore, that file can replace only tokens stored as objects.
-    further = dict[str, str | None]()
-    fixed = dict[str, str | None]()
+    objects = dict[str, str | None]()
+    strings = dict[str, str]()
     for name, value in values.items():
         if not name.endswith("_token") or name in TOKENS:
             continue
         if isinstance(value, str):
-            fixed[name] = value
-        elif isinstance(value, dict) and isinstance(value.get("content"), str):
-            further[name] = value["content"]
+            strings[name] = value
+        else:
+            content = value.get("content") if isinstance(value, dict) else None
+            objects[name] = content if isinstance(content, str) else None
+
+    grouped = dict[str, str]()
     for group in (values.get("model_specific_special_tokens"), values.get(EXTRA)):
         if isinstance(group, dict):
-            fixed |= {name: token_text(value, f"{path}: {name}") for name, value in group.items()}
-    return Declared(standard | further | fixed, fixed, _unnamed(values, path))
+            grouped |= {name: token_text(value, f"{path}: {name}") for name, value in group.items()}
+
+    extra = _listed(values, EXTRA, path)
+    additional = _listed(values, EXTRA_BEFORE_5, path)
+    return FileTokens(standard, objects, strings, grouped, extra, additional)
 
 
-def _unnamed(values: Mapping[str, Any], path: Path) -> list[str] | None:
-    """Return the tokens in the first list without names, or None."""
-    for key in (EXTRA, EXTRA_BEFORE_5):
-        listed = values.get(key)
-        if isinstance(listed, list):
-            return [token_text(value, f"{path}: {key}") for value in listed]
-    return None
+def _listed(values: Mapping[str, Any], key: str, path: Path) -> list[str] | None:
+    """Return the tokens in the list of a key; None: the key has no list."""
+    listed = values.get(key)
+    if not isinstance(listed, list):
+        return None
+    return [token_text(value, f"{path}: {key}") for value in listed]
 
 
-def merged(first: Declared, second: Declared, *, join: bool) -> Declared:
-    """Merge the tokens of two files.
+def merged(config: FileTokens, token_map: FileTokens) -> DeclaredTokens:
+    """Merge the tokens of tokenizer_config.json and of special_tokens_map.json, with the same precedence as transformers."""
+    # Later entries override earlier entries. transformers moves the strings of the configuration into its group before it reads
+    # the map. Therefore, strings and objects of the map do not override them.
+    further: dict[str, str | None] = {
+        **config.objects,
+        **token_map.objects,
+        **token_map.strings,
+        **config.strings,
+        **config.grouped,
+        **token_map.grouped,
+    }
+    declared = {name: token for name, token in further.items() if token is not None}
 
-    Names in the second file override names in the first, except fixed names. With `join`, the second list is appended to the
-    first list. If there is no first list, the second is used.
-    """
-    unnamed = first.unnamed
-    if unnamed is None:
-        unnamed = second.unnamed
-    elif join:
-        unnamed = list(dict.fromkeys([*unnamed, *(second.unnamed or ())]))
-    return Declared(first.by_name | second.by_name | first.fixed, first.fixed, unnamed)
+    # The list `extra` of the map is appended; its list `additional` is used only if there is no other list.
+    unnamed = config.extra if config.extra is not None else config.additional
+    if token_map.extra is not None:
+        unnamed = list(dict.fromkeys([*(unnamed or ()), *token_map.extra]))
+    elif unnamed is None:
+        unnamed = token_map.additional
+    return DeclaredTokens(config.standard | token_map.standard, declared, unnamed or [])
+
+
+NO_TOKENS = tokens_in({}, Path())  # tokens of a missing file
 
 
 def token_text(value: Any, where: str) -> str:

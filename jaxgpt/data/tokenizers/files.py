@@ -12,7 +12,7 @@ from jaxgpt.data.tokenizers.added_tokens import add_tokens, has_tokens
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.bos import with_bos
 from jaxgpt.data.tokenizers.special import SpecialTokens
-from jaxgpt.data.tokenizers.special_files import read_special_files
+from jaxgpt.data.tokenizers.special_files import SpecialFiles, read_special_files, read_tokenizer_class
 from jaxgpt.data.tokenizers.subword import SubwordTokenizer, call_tokenizers, read_library
 from jaxgpt.data.tokenizers.tokenizer_json import built_in, read_library_file, read_tokenizer_json
 from jaxgpt.directories import (
@@ -30,41 +30,49 @@ def load_tokenizer(path: Path, config: Mapping[str, Any] | None = None) -> Token
 
     Args:
         path: tokenizer.json, or its directory.
-        config: content of the model's config.json, for ids that generation_config.json lacks. None: config.json in the
-            directory is read, but only for the class of the tokenizer.
+        config: content of the model's config.json, for the class of the tokenizer, and for ids that generation_config.json
+            lacks. None: config.json in the directory is read for the class, but not for the ids.
 
     Raises:
         UserError: if a file cannot be read, or the files contradict each other.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
     files = read_special_files(path.parent, config)
-    library = read_library_file(path, files.tokenizer_class)
+    tokenizer_class = read_tokenizer_class(path.parent, config)
+    library = read_library_file(path, tokenizer_class)
 
     tokenizer = built_in(library)
     if tokenizer is None or not has_tokens(library, files.added):
-        add_tokens(library, files.added, files.tokens.tokens, path.parent)
-        # A replaced token stays special in memory, but not in a file: reload the tokens, so that they match a saved tokenizer.
-        library = read_library(library.to_str(), str(path))
-        tokenizer = call_tokenizers(lambda: SubwordTokenizer(library), str(path))
+        tokenizer = _with_added_tokens(library, files, path)
+    set_special(tokenizer, files.special)
+    if not tokenizer_class.keeps_bos:
+        return with_bos(tokenizer, "no")
+    return tokenizer
 
-    tokenizer.special = with_missing(tokenizer, files.tokens)
-    return tokenizer if files.tokenizer_class.keeps_bos else with_bos(tokenizer, "no")
+
+def _with_added_tokens(library: Any, files: SpecialFiles, path: Path) -> SubwordTokenizer:
+    """Return the tokenizer of a library's tokenizer with the added and special tokens of the files next to `path`."""
+    add_tokens(library, files.added, files.special.tokens, path.parent)
+    # A special token that is replaced by an ordinary token stays special until the library writes and reads it again. Do this
+    # now, so that the tokenizer equals the saved tokenizer.
+    reloaded = read_library(library.to_str(), str(path))
+    return call_tokenizers(lambda: SubwordTokenizer(reloaded), str(path))
 
 
 def load_saved_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer that `save_tokenizer` wrote; its tokenizer.json is used unchanged."""
     tokenizer = read_tokenizer_json(path)
-    tokenizer.special = with_missing(tokenizer, read_special_files(path.parent, {}).tokens)
+    set_special(tokenizer, read_special_files(path.parent).special)
     return tokenizer
 
 
-def with_missing(tokenizer: Tokenizer, special: SpecialTokens) -> SpecialTokens:
-    """Return special tokens from files, with the names of the tokens that the vocabulary of the tokenizer lacks."""
-    if not isinstance(tokenizer, SubwordTokenizer):
-        return special
-    id_of = tokenizer.library.token_to_id
-    missing = frozenset(name for name, token in special.names.items() if id_of(token) is None)
-    return replace(special, missing=missing)
+def set_special(tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    """Set the special tokens of a tokenizer, and record the names of tokens that its vocabulary lacks."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        id_of = tokenizer.library.token_to_id
+        missing = frozenset(name for name, token in special.names.items() if id_of(token) is None)
+        special = replace(special, missing=missing)
+    tokenizer.special = special
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxgpt.data.tokenizers.added_tokens import AddedToken, read_added_tokens, read_decoder
-from jaxgpt.data.tokenizers.declared_tokens import declared_in, merged, token_text
-from jaxgpt.data.tokenizers.special import EXTRA, IDS, SpecialTokens
-from jaxgpt.data.tokenizers.transformers_class import NO_CLASS, TokenizerClass, read_class
+from jaxgpt.data.tokenizers.declared_tokens import NO_TOKENS, merged, token_text, tokens_in
+from jaxgpt.data.tokenizers.special import IDS, SpecialTokens
+from jaxgpt.data.tokenizers.transformers_class import TokenizerClass, read_class
 from jaxgpt.directories import (
     ADDED_TOKENS,
     CHAT_TEMPLATE,
@@ -33,9 +33,8 @@ from jaxgpt.files import read_bytes, read_json
 class SpecialFiles(NamedTuple):
     """The contents of all files of a directory that define special tokens."""
 
-    tokens: SpecialTokens
+    special: SpecialTokens
     added: list[AddedToken]  # sorted by id
-    tokenizer_class: TokenizerClass = NO_CLASS  # options with precedence over tokenizer.json
 
 
 def read_special_files(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialFiles:
@@ -43,32 +42,41 @@ def read_special_files(directory: Path, config: Mapping[str, Any] | None = None)
 
     Args:
         directory: the directory of tokenizer.json; each file is optional.
-        config: content of the model's config.json, for ids that generation_config.json lacks. None: config.json in the
-            directory is read, but only for the class of the tokenizer.
+        config: content of the model's config.json, for ids that generation_config.json lacks; None: no further ids.
 
     Raises:
         UserError: if a file cannot be read, or a token, id or template has the wrong type.
     """
     path = directory / TOKENIZER_CONFIG
     values = _read(path)
-    declared = declared_in(values, path)
+    in_config = tokens_in(values, path)
     if "added_tokens_decoder" in values:
+        declared = merged(in_config, NO_TOKENS)
         added = read_decoder(values["added_tokens_decoder"], path)
     else:  # older directories have two more files instead
         map_path = directory / SPECIAL_TOKENS_MAP
-        mapped = _read(map_path)
-        declared = merged(declared, declared_in(mapped, map_path), join=EXTRA in mapped)
-        special = {*declared.by_name.values(), *(declared.unnamed or ())}
+        declared = merged(in_config, tokens_in(_read(map_path), map_path))
         added_path = directory / ADDED_TOKENS
-        added = read_added_tokens(_read(added_path), special, added_path)
+        added = read_added_tokens(_read(added_path), declared.tokens(), added_path)
 
     entries = declared.entries()
     template = _read_templates(directory, values.get("chat_template"))
     if template is not None:
         entries["chat_template"] = template
     generation = _read_generation(directory, config or {})
-    tokenizer_class = read_class(values, _read(directory / "config.json") if config is None else config)
-    return SpecialFiles(SpecialTokens(generation, entries), added, tokenizer_class)
+    return SpecialFiles(SpecialTokens(generation, entries), added)
+
+
+def read_tokenizer_class(directory: Path, config: Mapping[str, Any] | None = None) -> TokenizerClass:
+    """Read the class of a tokenizer, which decides whether its tokenizer.json is used unchanged.
+
+    Args:
+        directory: the directory of tokenizer.json.
+        config: content of the model's config.json; None: read it from the directory, if it exists.
+    """
+    if config is None:
+        config = _read(directory / "config.json")
+    return read_class(_read(directory / TOKENIZER_CONFIG), config)
 
 
 def _read(path: Path) -> dict[str, Any]:
