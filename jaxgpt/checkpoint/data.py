@@ -14,9 +14,8 @@ from jaxgpt.checkpoint.data_record import DataRecord
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import Data, Mixture, open_data
-from jaxgpt.data.mixed_sources import joint_fingerprint, mixed
-from jaxgpt.data.opened import Recorded
+from jaxgpt.data import Data, open_data
+from jaxgpt.data.mixed_sources import MixedData, joint_fingerprint, mixed
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.mix import same_shares, with_paths
 from jaxgpt.progress import NO_PROGRESS, Progress
@@ -65,7 +64,7 @@ def open_run_data(
     record = DataRecord.of(run, info)
     if record is None:
         return RunData(config, data, "")
-    if data.parts:
+    if isinstance(data, MixedData):
         return compare_mixture(record, config, data, open_source)
     # A run with mixtures may have begun with this source.
     change = record.change_of_all(record.first_source, data)
@@ -85,7 +84,7 @@ def compare_given(run: Run | None, info: Info | None, config: Config, data: Data
 
 
 def compare_mixture(
-    record: DataRecord, config: Config, data: Data, open_source: Callable[[DataConfig], Data]
+    record: DataRecord, config: Config, data: MixedData, open_source: Callable[[DataConfig], Data]
 ) -> RunData:
     """Compare the open sources of a mixture with the sources at a checkpoint, by content.
 
@@ -95,7 +94,6 @@ def compare_mixture(
         data: the mixture.
         open_source: function that opens a single source.
     """
-    assert isinstance(data.train, Mixture)
     paths = {stream: path for path, stream in config.data.stream_names.items()}
     parts = {paths[stream]: part for stream, part in zip(data.train.streams, data.parts, strict=True)}
 
@@ -121,12 +119,12 @@ def compare_mixture(
     for source in config.data.sources:
         is_open = source.path in parts
         fingerprints.append(parts[source.path].fingerprint if is_open else recorded[source.path])
-    mixture = replace(mixed(config.data, parts), recorded=Recorded(fingerprints=tuple(fingerprints)))
+    mixture = replace(mixed(config.data, parts), all_fingerprints=tuple(fingerprints))
     return RunData(config, mixture, "")
 
 
 def sources_of_0_1_0(
-    record: DataRecord, data: Data, parts: Mapping[str, Data], open_source: Callable[[DataConfig], Data]
+    record: DataRecord, data: MixedData, parts: Mapping[str, Data], open_source: Callable[[DataConfig], Data]
 ) -> dict[str, str] | None:
     """Return `DataRecord.by_path` for a mixture of version 0.1.0, which recorded one fingerprint of all sources.
 

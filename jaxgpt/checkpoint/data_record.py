@@ -9,6 +9,7 @@ from jaxgpt.checkpoint.info import About, Info
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import DataConfig
 from jaxgpt.data import Data
+from jaxgpt.data.mixed_sources import MixedData
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,14 @@ class DataRecord:
 
 def about_data(data: Data) -> About:
     """Return the entries of checkpoint.json that identify the data of its run; `DataRecord` reads them."""
-    sources = list(data.recorded.fingerprints) or [data.fingerprint]
-    parts = data.parts or (data,)
+    fingerprints = data.all_fingerprints if isinstance(data, MixedData) else (data.fingerprint,)
     return {
         "data": data.fingerprint,
-        "sources": sources,
+        "sources": list(fingerprints),
         "data_tokens": token_count(data),
-        "boundaries": {part.fingerprint: part.recorded.boundary for part in parts},
+        "boundaries": {source.fingerprint: source.recorded.boundary for source in data.sources},
         "held_out": data.held_out,
-        "files": {part.fingerprint: dict(part.recorded.files) for part in parts},
+        "files": {source.fingerprint: dict(source.recorded.files) for source in data.sources},
     }
 
 

@@ -56,9 +56,9 @@ def data_report(target: str = "", /, *, json: Json = False, settings: GivenSetti
     with progress("tokenizing") as activity:
         data = _open(config, run, settings, activity)
         activity.stage("counting")
-        descriptions = [_describe(part, config, activity) for part in data.parts or (data,)]
+        descriptions = [_describe(part, config, activity) for part in data.sources]
 
-    if data.parts:
+    if data.kind == "mixture":
         return _print_mixture(name, _shares(config, data), descriptions, json)
     [description] = descriptions
     return print_result(json, {"name": name, **description.numbers}, description.text())
@@ -175,4 +175,4 @@ def _shares(config: Config, mixture: Data) -> dict[str, float]:
     """Return the fraction of the training windows from each part of a mixture, keyed by path."""
     weights = config.data.weights(config.data.phases[0])
     total = sum(weights.values())
-    return {part.name: weights[part.name] / total for part in mixture.parts}
+    return {part.name: weights[part.name] / total for part in mixture.sources}

@@ -87,7 +87,7 @@ def data_lines(config: Config, data: Data, last: Info) -> list[str]:
 
 def _tokens(data: Data) -> str:
     """Return the sizes of the data, their splits and the vocabulary."""
-    characters = f"{data.characters:,} characters, " if data.characters else ""
+    characters = f"{data.characters:,} characters, " if data.characters is not None else ""
     held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
     vocabulary = f"vocabulary of {data.tokenizer.vocab_size:,}"
     return f"{characters}{len(data.train):,} training tokens, {held_out}, {vocabulary}"

@@ -1,16 +1,41 @@
-"""Mixture of opened sources, as `data.mix` specifies."""
+"""Data of a mixture of opened sources, as `data.mix` specifies."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.mixture import Mixture, Shares
-from jaxgpt.data.opened import Data, Recorded
+from jaxgpt.data.opened import Data
 from jaxgpt.errors import UserError
 from jaxgpt.mix import path_of, split_phases
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedData(Data):
+    """Training and validation data of a mixture of sources; `fingerprint` is that of the sources of the last mixture.
+
+    Attributes:
+        parts: data of each open source, in the order of `train.sources`.
+        val_parts: the parts in the last mixture.
+        evaluated_parts: the parts in `val`: those `val_parts` that hold out ids; if no source holds out ids, all of them.
+        all_fingerprints: fingerprints that checkpoints record: in a new run, of `parts`; in a resumed run, of all sources in
+            its settings.
+    """
+
+    train: Mixture
+    parts: tuple[Data, ...]
+    val_parts: tuple[Data, ...]
+    evaluated_parts: tuple[Data, ...]
+    all_fingerprints: tuple[str, ...]
+
+    @property
+    def sources(self) -> tuple[Data, ...]:
+        """The data of each open source."""
+        return self.parts
 
 
 def check_spellings(words: Sequence[str]) -> None:
@@ -23,7 +48,7 @@ def check_spellings(words: Sequence[str]) -> None:
                 raise UserError(f"data.mix lists the same data twice, as {other} and {path}: write the path in one way")
 
 
-def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
+def mixed(config: DataConfig, parts: Mapping[str, Data]) -> MixedData:
     """Mix sources, keyed by path, as `data.mix` specifies; a source of mixtures that have ended may be missing.
 
     Validation uses the sources of the last mixture regardless of the weights, so losses for different weights are comparable.
@@ -33,32 +58,37 @@ def mixed(data: DataConfig, parts: Mapping[str, Data]) -> Data:
     """
     if len({part.train.has_documents for part in parts.values()}) > 1:
         raise UserError("data.mix has conversations, so other documents must be masked: add --data.documents mask")
-    streams = data.stream_names
-    ordered = {path: parts[path] for path in streams if path in parts}
+    streams = config.stream_names  # random stream of each path
+    opened = {path: parts[path] for path in streams if path in parts}
 
-    # Training: the mixtures in their order.
+    # Training: the mixtures in their order. A mixture identifies its sources by stream, in a fixed order.
     schedule = []
-    for phase in data.phases:
-        schedule.append(Shares(phase.tokens, _by_stream(data.weights(phase), streams)))
-    train = Mixture({streams[path]: part.train for path, part in ordered.items()}, schedule)
+    for phase in config.phases:
+        weights = config.weights(phase)
+        by_stream = {stream: weights[path] for path, stream in streams.items() if path in weights}
+        schedule.append(Shares(phase.tokens, by_stream))
+    train = Mixture({streams[path]: part.train for path, part in opened.items()}, schedule)
 
     # Validation: all held-out ids of the last mixture; if no source holds out ids, all ids of its sources.
-    last = data.weights(data.phases[-1])
-    val_parts = tuple(part for path, part in ordered.items() if path in last)
-    held_out = any(part.held_out for part in val_parts)
-    val = [part.val for part in val_parts if part.held_out or not held_out]
-    fingerprint = joint_fingerprint([part.fingerprint for part in val_parts])
-    return Data(
+    last = config.weights(config.phases[-1])
+    val_parts = tuple(part for path, part in opened.items() if path in last)
+    held_out_parts = tuple(part for part in val_parts if part.held_out)
+    evaluated_parts = held_out_parts or val_parts
+    val = Mixture.constant([part.val for part in evaluated_parts], [1] * len(evaluated_parts))
+
+    return MixedData(
         train=train,
-        val=Mixture.constant(val, [1] * len(val)),
-        held_out=held_out,
+        val=val,
+        held_out=bool(held_out_parts),
         tokenizer=val_parts[0].tokenizer,
-        source=_description(data, ordered),
-        fingerprint=fingerprint,
+        source=_description(config, opened),
+        fingerprint=joint_fingerprint([part.fingerprint for part in val_parts]),
         kind="mixture",
         bos_ids=tuple(i for part in val_parts for i in part.bos_ids),
-        parts=tuple(ordered.values()),
-        recorded=Recorded(fingerprints=tuple(part.fingerprint for part in ordered.values())),
+        parts=tuple(opened.values()),
+        val_parts=val_parts,
+        evaluated_parts=evaluated_parts,
+        all_fingerprints=tuple(part.fingerprint for part in opened.values()),
     )
 
 
@@ -67,19 +97,14 @@ def joint_fingerprint(fingerprints: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
 
 
-def _by_stream(weights: Mapping[str, int], streams: Mapping[str, str]) -> dict[str, int]:
-    """Key weights by stream instead of path, in the order of `streams`, which maps paths to streams."""
-    return {stream: weights[path] for path, stream in streams.items() if path in weights}
-
-
-def _description(data: DataConfig, parts: Mapping[str, Data]) -> str:
-    """Describe in one line the mixtures that have all their sources open."""
+def _description(config: DataConfig, opened: Mapping[str, Data]) -> str:
+    """Describe in one line the mixtures that have all their sources open; `opened` is keyed by path."""
     texts = []
-    for phase in data.phases:
-        weights = data.weights(phase)
-        if not weights.keys() <= parts.keys():
+    for phase in config.phases:
+        weights = config.weights(phase)
+        if not weights.keys() <= opened.keys():
             continue
         total = sum(weights.values())
-        shares = "; ".join(f"{weight / total:.1%} {parts[path].source}" for path, weight in weights.items())
+        shares = "; ".join(f"{weight / total:.1%} {opened[path].source}" for path, weight in weights.items())
         texts.append(f"from {phase.tokens:,} tokens: {shares}" if phase.tokens else shares)
     return "; ".join(texts)

@@ -1,4 +1,4 @@
-"""Opened data: the splits of a source or of a mixture, and facts about them."""
+"""Opened data: the splits of a source, and facts about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxgpt.config import Config
-from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.source_kinds import RECORD_KINDS, Kind
 from jaxgpt.data.text import Text
@@ -20,44 +19,38 @@ from jaxgpt.errors import UserError
 
 @dataclass(frozen=True)
 class Recorded:
-    """Facts that checkpoints record next to the fingerprint of the data, to explain changes when a run is resumed.
+    """Facts that checkpoints record next to the fingerprint of a source, to explain changes when a run is resumed.
 
     Attributes:
-        fingerprints: one for each source of a mixture; empty: no mixture. A new run records the open sources (`Data.parts`),
-            a resumed run all sources in its settings.
         boundary: number of training ids (token files) or of training files (records), if the names of the files determine
             the splits; otherwise None.
         files: digest of each file of a directory, keyed by relative path (`sources.file_digests`).
     """
 
-    fingerprints: tuple[str, ...] = ()
     boundary: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Training and validation data: a source, or a mixture of sources."""
+    """Training and validation data of a source; of a mixture of sources: `MixedData`."""
 
     train: Split
     val: Split  # validation split; same as `train` if nothing is held out
     held_out: bool  # whether `train` excludes `val`
     tokenizer: Tokenizer
     source: str  # one-line description
-    fingerprint: str  # SHA-256 of the text, records or ids; for a mixture, of the fingerprints of `val_parts`
-    name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
+    fingerprint: str  # SHA-256 of the text, records or ids
+    name: str = ""  # path of the data, or name of the built-in text
     kind: Kind | Literal["mixture"] = "text"  # what the source holds
-    text: Text | None = None  # text before tokenization; None for token files, records and mixtures
+    text: Text | None = None  # text before tokenization; None for token files and records
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
-    parts: tuple[Data, ...] = ()  # data of each open source of a mixture, in the order of `train.sources`
     recorded: Recorded = field(default_factory=Recorded)
 
     @property
-    def val_parts(self) -> tuple[Data, ...]:
-        """The data of the sources of the last mixture; () if the data is a single source."""
-        if not isinstance(self.train, Mixture):
-            return ()
-        return tuple(part for part, weight in zip(self.parts, self.train.weights, strict=True) if weight)
+    def sources(self) -> tuple[Data, ...]:
+        """The data of each open source: only this source."""
+        return (self,)
 
     @property
     def is_examples(self) -> bool:
@@ -65,13 +58,15 @@ class Data:
         return self.kind in RECORD_KINDS
 
     @property
-    def characters(self) -> int:
-        """Number of characters of the text; 0 if any part is not text."""
-        sizes = [len(part.text.text) if part.text else 0 for part in self.parts or (self,)]
-        return sum(sizes) if all(sizes) else 0
+    def characters(self) -> int | None:
+        """Number of characters of the texts of all sources; None if any source is not a text."""
+        texts = [source.text.text for source in self.sources if source.text is not None]
+        if len(texts) < len(self.sources):
+            return None
+        return sum(map(len, texts))
 
     def facts(self) -> dict[str, object]:
-        """Return the values, keyed by description, that must be equal in all processes."""
+        """Return what must be equal in all processes, keyed by the words for the error of `same_on_all` (parallel)."""
         tokenizer = self.tokenizer.to_json().encode()
         return {
             "the number of training ids": len(self.train),
@@ -94,13 +89,13 @@ class Data:
             UserError: if a split of texts or token ids has fewer than T + 1 ids, or the training ids lack the end-of-text ids
                 that `data.documents` needs.
         """
-        for part in self.parts or (self,):
-            if not part.is_examples:
-                part._check_length(config)
-            part._check_ends(config)
+        for source in self.sources:
+            if not source.is_examples:
+                source._check_length(config)
+            source._check_ends(config)
 
     def _check_length(self, config: Config) -> None:
-        """Raise `UserError` if a split of a source is shorter than a window and its last target."""
+        """Raise `UserError` if a split of this source is shorter than a window and its last target."""
         needed = config.window + 1
         shortest = min(len(self.train), len(self.val))
         if shortest < needed:
@@ -111,7 +106,8 @@ class Data:
             )
 
     def _check_ends(self, config: Config) -> None:
-        """Raise `UserError` if `data.documents` separates documents, but the training ids of a source have no end."""
+        """Raise `UserError` if `data.documents` separates documents, but the training ids of this source have no end."""
+        # Only separated documents have `end_ids`: `Tokens` with `mask`, `Packed` documents of `Tokens` with `pack`.
         ids = self.train.tokens if isinstance(self.train, Packed) else self.train
         if not isinstance(ids, Tokens) or not ids.end_ids:
             return

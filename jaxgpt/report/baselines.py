@@ -32,7 +32,7 @@ def baselines(data: Data) -> Baselines | None:
     Returns None for conversations, pairs and prompts, too little data or a vocabulary above `MAX_BASE`.
     """
     size = data.tokenizer.vocab_size
-    if any(part.is_examples for part in data.parts or (data,)) or size > MAX_BASE:
+    if any(source.is_examples for source in data.sources) or size > MAX_BASE:
         return None
     fitted = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
     if fitted is None:

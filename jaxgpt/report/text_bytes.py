@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from jaxgpt.data import Data
+from jaxgpt.data.mixed_sources import MixedData
 from jaxgpt.report.blocks import sample
 
 COMPRESSED = 1 << 20  # maximum bytes of held-out text to compress
@@ -18,12 +19,11 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
 
     The result is 0 (unknown) for conversations, pairs, prompts, word tokenizers, and text with the unknown token.
     """
-    if data.parts:
-        parts = [part for part in data.val_parts if part.held_out or not data.held_out]
-        ratios = [bytes_per_token(part, limit) for part in parts]
+    if isinstance(data, MixedData):
+        ratios = [bytes_per_token(part, limit) for part in data.evaluated_parts]
         if not all(ratios):
             return 0.0
-        sizes = [len(part.val) for part in parts]
+        sizes = [len(part.val) for part in data.evaluated_parts]
         return float(np.average(ratios, weights=sizes))
     if data.is_examples or data.tokenizer.separator:
         return 0.0

@@ -82,7 +82,7 @@ def _search(samples: Sequence[ArrayLike], data: Data, progress: Progress) -> lis
     """Find the longest span of each sample, in the first source that has it. No span crosses the end of a source."""
     by_source = []
     offset = 0
-    for source in data.parts or (data,):
+    for source in data.sources:
         matches = longest_matches(samples, source.train, progress)
         by_source.append([_SourceSpan(match, source, offset) for match in matches])
         offset += len(source.train)

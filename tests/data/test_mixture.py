@@ -130,7 +130,7 @@ def test_a_mixture_is_evaluated_on_its_validation_split(fraction: float) -> None
     for mix in (("a=1", "b.txt=1"), ("b.txt=1", "c.txt=2")):
         config = replace(small_run(), data=DataConfig(mix=mix, tokenizer="byte", train_fraction=fraction))
         found = open_data(config)
-        val = [part.val for part in found.parts if part.held_out or not found.held_out]
+        val = [part.val for part in found.sources if part.held_out or not found.held_out]
         expected = np.concatenate([each.take(0, len(each)) for each in val])
         assert np.array_equal(found.val.take(0, len(found.val)), expected)
         assert found.held_out == (fraction < 1 or "a=1" in mix)

@@ -116,10 +116,10 @@ def test_spans_and_their_surroundings_are_in_one_source() -> None:
         data=DataConfig(mix=("a.txt=1", "b.txt=1"), tokenizer="byte", train_fraction=0.8),
     )
     data = open_data(config)
-    last = data.parts[0].train.take(len(data.parts[0].train) - 4, 4).tolist()
+    last = data.sources[0].train.take(len(data.sources[0].train) - 4, 4).tolist()
     ids = [*last, *b"once only"]
     [span], _ = find_memorized([ids], data)
-    assert (span.text, span.location, span.token) == ("once only", "b.txt:1", len(data.parts[0].train))
+    assert (span.text, span.location, span.token) == ("once only", "b.txt:1", len(data.sources[0].train))
     assert (span.before, span.start) == ("", len(last))
     [span], _ = find_memorized([list(b"first\n" * 24)], data)
-    assert (span.tokens, span.after) == (len(data.parts[0].train), "")
+    assert (span.tokens, span.after) == (len(data.sources[0].train), "")

@@ -217,7 +217,7 @@ def known(old: Sequence[str], given: Sequence[str], fingerprints: Sequence[str],
     config, data, change = compare_mixture(record, config, mixed(config.data, parts), pytest.fail)
     if change:
         return change
-    return " ".join(config.data.mix), data.recorded.fingerprints
+    return " ".join(config.data.mix), data.all_fingerprints
 
 
 def test_moved_sources_are_recognized_by_their_content() -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from jaxgpt.checkpoint.info import Info
 from jaxgpt.config import TrainConfig
-from jaxgpt.data.opened import Recorded
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.train.step import TrainState
@@ -157,8 +156,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         held_out=False,
         tokenizer=CONFIG.model,
         fingerprint="",
-        parts=(),
-        recorded=Recorded(),
+        sources=(),
         check=lambda config: None,
         facts=dict,
     )
