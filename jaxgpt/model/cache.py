@@ -50,9 +50,8 @@ class KVCache(NamedTuple):
 
     Attributes:
         layers: keys and values of each layer.
-        position_BS: position of the token in each slot; `NO_TOKEN` for padding and unused slots. Slots starting at `length` are
-            masked until they are overwritten: their positions are `NO_TOKEN`, or later than all query positions. So reducing
-            `length` drops the last tokens.
+        position_BS: position of the token in each slot; `NO_TOKEN` for padding. Positions in slots starting at `length` have no
+            effect, because `reserve` replaces them. So reducing `length` drops the last tokens.
         length: int32 scalar, the slot of the next token.
     """
 
@@ -66,10 +65,16 @@ class KVCache(NamedTuple):
         return self.position_BS.shape[1]
 
     def reserve(self, count: int) -> tuple[Positions, KVCache]:
-        """Assign positions to the next `count` slots; return the positions, and the cache with these positions."""
-        last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
+        """Assign positions to the next `count` slots; return the positions, and the cache with these positions.
+
+        The slots after them become empty: a slot may hold the position of a token that was dropped.
+        """
+        is_used_1S = jnp.arange(self.size)[None] < self.length
+        position_BS = jnp.where(is_used_1S, self.position_BS, NO_TOKEN)
+
+        last_B1 = position_BS.max(axis=1, keepdims=True)  # in a row without tokens: `NO_TOKEN`, which is 0 - 1
         new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
-        position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)
+        position_BS = jax.lax.dynamic_update_slice_in_dim(position_BS, new_BT, self.length, 1)
         return Positions(new_BT), self._replace(position_BS=position_BS)
 
 

@@ -209,6 +209,22 @@ def test_slots_of_a_cache_that_is_set_back_are_never_seen(ops: Ops) -> None:
     check_pieces("gemma", ops, (0, 2), (4, 1, 2, 1, 3), stale=True)
 
 
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_cache_that_is_set_back_to_the_padding_of_a_row_has_no_token_of_this_row(length: int) -> None:
+    config = small("gemma")
+    model, params = make(config)
+    T = 5
+    stale = random_ids(config, (2, T), seed=1)
+    _, cache = prefill(model, params, stale, jnp.array((1, 3)), T)
+    cache = cache._replace(length=jnp.int32(length))
+
+    tokens = random_ids(config, (2, T - length))
+    first, cache = extend(model, params, tokens[:, :1], cache)
+    others, _ = extend(model, params, tokens[:, 1:], cache)
+    logits = jnp.concatenate([first, others], 1)
+    np.testing.assert_allclose(logits, forward(model, params, tokens), atol=1e-5, rtol=0)
+
+
 def test_models_are_values() -> None:
     """Equal configs and operations make equal models, which share traces; all other models differ."""
     config = small("gpt2")
