@@ -20,12 +20,25 @@ def recorded_checkpoint(run: Run, path: str) -> Path | None:
     return None
 
 
-def needed_runs(run: Run | None) -> set[Path]:
+def needed_runs(run: Run) -> set[Path]:
     """Return the paths of a run and of the bases of its adapters: loading the run reads them all."""
     paths = set[Path]()
-    while run and run.path.resolve() not in paths:
-        paths.add(run.path.resolve())
-        config = run.config() if run.exists() else None
-        base = recorded_checkpoint(run, config.init_from) if config and config.lora.rank else None
-        run = Run(base.parent.parent) if base else None
+    needed: Run | None = run
+    while needed is not None and needed.path.resolve() not in paths:  # otherwise, a run is its own base
+        paths.add(needed.path.resolve())
+        needed = _run_of_base(needed)
     return paths
+
+
+def _run_of_base(run: Run) -> Run | None:
+    """Return the run with the base of a run's adapters; None: no adapters, or one of the two runs is missing."""
+    if not run.exists():
+        return None
+    config = run.config()
+    if not config.lora.rank:
+        return None
+    checkpoint = recorded_checkpoint(run, config.init_from)
+    if checkpoint is None:
+        return None
+    base, _ = parse_checkpoint(str(checkpoint))
+    return Run(base)

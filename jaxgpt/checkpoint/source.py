@@ -167,7 +167,8 @@ def open_base(run: Run, config: Config) -> WeightSource:
         raise UserError(
             f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
         )
-    if run.path.resolve() in needed_runs(Run(path.parent.parent)):
+    base, _ = parse_checkpoint(str(path))
+    if run.path.resolve() in needed_runs(Run(base)):
         raise UserError(f"{path}, the base of {run.path}, needs {run.path} itself: restore the run {config.init_from}")
     return open_base_of(path, config.model)
 

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -99,20 +99,30 @@ def _exit_unjoined(config: DistributedConfig) -> NoReturn:
 
 def _scheduled() -> bool:
     """Return whether a scheduler started several processes, by environment variables that JAX reads."""
-    slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
+    if _scheduled_place() is not None or _number("MEGASCALE_NUM_SLICES") > 1:
+        return True
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    largest = max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES"))
-    return largest > 1 or "," in hosts
+    return "," in hosts
+
+
+def _scheduled_place() -> tuple[int, int] | None:
+    """Return the number of processes that mpirun or srun started, and the index of this process; None: not several."""
+    # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read the variables of mpirun first.
+    if _number("OMPI_COMM_WORLD_SIZE") > 1:
+        return _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")
+    # A script of sbatch has SLURM_NTASKS, but it is one process: only srun sets the variable of a step.
+    if "SLURM_STEP_NODELIST" in os.environ and _number("SLURM_NTASKS") > 1:
+        return _number("SLURM_NTASKS"), _number("SLURM_PROCID")
+    return None
 
 
 def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read the variables of mpirun first.
-    for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
-        if _number(number) > 1:
-            return _number(number), _number(index)
+    scheduled = _scheduled_place()
+    if scheduled is not None:
+        return scheduled
     return jax.process_count(), jax.process_index()  # `jax.process_count` starts the backend
 
 
@@ -126,8 +136,18 @@ def _initialize(config: DistributedConfig) -> None:
     """Connect this process to the coordinator of the config; without `num_processes`, JAX finds the scheduler's coordinator."""
     # The preemption service would replace the SIGTERM handler of jaxgpt/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
-    is_scheduled = config.num_processes == 0
-    coordinator = None if is_scheduled else config.coordinator
+
+    place: dict[str, Any] = {}  # JAX finds this process in the variables of the scheduler
+    bind = config.bind
+    if config.num_processes:
+        place = {
+            "coordinator_address": config.coordinator,
+            "num_processes": config.num_processes,
+            "process_id": config.process_id,
+            "cluster_detection_method": "deactivate",
+        }
+        # JAX's default is to listen on every address of the machine, without authentication.
+        bind = bind or config.coordinator
 
     # JAX's own timeout aborts the process with a stack trace, so this timer is shorter.
     timer = threading.Timer(config.join_seconds, _exit_unjoined, [config])
@@ -135,12 +155,8 @@ def _initialize(config: DistributedConfig) -> None:
     timer.start()
     try:
         jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=None if is_scheduled else config.num_processes,
-            process_id=None if is_scheduled else config.process_id,
-            cluster_detection_method=None if is_scheduled else "deactivate",
-            # JAX's default is to listen on every address of the machine, without authentication.
-            coordinator_bind_address=config.bind or coordinator,
+            **place,
+            coordinator_bind_address=bind or None,
             initialization_timeout=2 * config.join_seconds,
             heartbeat_timeout_seconds=config.heartbeat_seconds + MARGIN,
             shutdown_timeout_seconds=SAMPLING,
