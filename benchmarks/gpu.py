@@ -427,8 +427,8 @@ def run_recipe(toy: bool, text: str) -> dict[str, Any]:
         state, _ = program.step(state, program.put(windows))
 
     def evaluate(windows: np.ndarray) -> float:
-        losses, counts = program.eval(state.params, program.put(windows))
-        return float(losses.sum() / counts.sum())
+        sums = program.sums(state.params, program.put(windows))
+        return float(sums.loss_B.sum() / sums.count_B.sum())
 
     return race(config, ids, step, evaluate, toy) | {"note": program.note}
 

@@ -187,8 +187,9 @@ class _Draws:
 
     def mean_loss(self, program: Program, params: Any, split: int) -> float:
         """Compute the mean loss over `eval_iters` draws of equal size."""
-        sums = [program.eval(params, program.put(self.next(split))) for _ in range(self.recording.eval_iters)]
-        losses, counts = np.asarray(jax.device_get(sums), np.float64).sum(axis=(0, 2))
+        sums = [program.sums(params, program.put(self.next(split))) for _ in range(self.recording.eval_iters)]
+        pairs = [(each.loss_B, each.count_B) for each in sums]
+        losses, counts = np.asarray(jax.device_get(pairs), np.float64).sum(axis=(0, 2))
         return float(losses / counts)
 
 

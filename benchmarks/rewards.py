@@ -135,7 +135,7 @@ def ours(run: Path, prompts: Path, args: argparse.Namespace, clock: Clock) -> Ca
         number = len(clock.steps)
         began = time.perf_counter()
         with mock.patch.object(rollouts, "sample", timed):
-            batches = program.put_batches(feed.at(range(number, number + 1), state))
+            batches = program.batches.put_for_call(feed.at(range(number, number + 1), state))
         state, metrics = program.step(state, batches)
         jax.block_until_ready(metrics)
         clock.steps.append(time.perf_counter() - began)

@@ -374,7 +374,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 
     program = build(config)
     state = program.init()
-    compiled = program.lower(program.abstract.state, program.batch(config.train.steps_per_call)).compile()
+    compiled = program.lower(program.abstract.state, program.batches.abstract(config.train.steps_per_call)).compile()
     HELD.enter_context(room_for_temporaries(program.mesh, compiled))  # as in a run
     rng = np.random.default_rng(0)
 
@@ -384,7 +384,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
         nonlocal state
         for _ in range(shape.calls):
             batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
-            state, metrics = program.step(state, program.put_batches(list(batches)))
+            state, metrics = program.step(state, program.batches.put_for_call(list(batches)))
         jax.block_until_ready(metrics)
 
     return work

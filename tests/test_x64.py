@@ -30,9 +30,9 @@ def trained() -> tuple[Any, dict[str, Any], np.ndarray]:
     types = jax.tree.map(lambda leaf: leaf.dtype, state)
     assert types_of(state) == {"float32", "int32"}
     ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
-    state, metrics = program.step(state, program.put_batches(list(ids[:2])))
+    state, metrics = program.step(state, program.batches.put_for_call(list(ids[:2])))
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == types
-    losses, _ = program.eval(state.params, program.put(ids[2]))
+    losses = program.sums(state.params, program.put(ids[2])).loss_B
     return jax.device_get(state), jax.device_get(metrics), np.asarray(losses)
 
 

@@ -55,7 +55,7 @@ class TrainingSteps:
     def batch(self, steps: int = 1) -> jax.Array:
         """Return the input of the next call, for a number of steps."""
         numbers = range(self._next, self._next + steps)
-        return self._program.put_batches([self._batches.at(number) for number in numbers])
+        return self._program.batches.put_for_call([self._batches.at(number) for number in numbers])
 
     def run(self, calls: int, steps: int = 0, take: Step | None = None) -> list[float]:
         """Run a number of calls; return the seconds per step of each call.

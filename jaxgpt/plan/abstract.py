@@ -44,7 +44,7 @@ def abstract_program(config: Config, target: Target = TPU, work: Work = NEXT_TOK
 
 def batch_of(program: Program, work: Work = NEXT_TOKEN) -> Any:
     """Return the shapes of a batch of a step."""
-    return program.batch(spec=work.rows() if work.rows else None)
+    return program.batches.abstract(spec=work.rows() if work.rows else None)
 
 
 def argument_bytes(program: Program, work: Work = NEXT_TOKEN) -> dict[str, float]:
@@ -78,7 +78,7 @@ def step_flops(program: Program, work: Work = NEXT_TOKEN) -> StepFlops:
     tokens = config.window * work.windows  # tokens of a row
 
     # Padding is computed as well, and devices along tensor may repeat products.
-    device_rows = math.prod(program.microbatches) / batch_ways(program.mesh)
+    device_rows = math.prod(program.batches.microbatches) / batch_ways(program.mesh)
     device_tokens = tokens / config.mesh.context
     computed = device_tokens * device_rows * token_flops(config, config.window)
 

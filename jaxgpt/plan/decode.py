@@ -44,8 +44,8 @@ def compile_decode(config: Config, topology: Topology) -> CompiledStep:
     model = config.model
     mesh = make_mesh(config.mesh, devices_of(topology))
     program = make_program(config, mesh)
-    sampler = Sampler(GPT(model, program.ops))
-    B = program.microbatches.rows
+    sampler = Sampler(GPT(model, program.model.ops))
+    B = program.batches.microbatches.rows
 
     # Make the shapes of the decoding step's arguments: weights in the compute dtype (`for_decoding`), and the state.
     dtype = config.train.compute_dtype

@@ -46,7 +46,7 @@ def trace(config: Config, target: Target, work: Work = NEXT_TOKEN, layers: int =
     key = named_key(0, "dropout") if config.model.dropout > 0 else None
 
     def total(params: Any, frozen: Any, batch: Any) -> jax.Array:
-        return program.objective(params, batch, key, frozen).minimized.sum()
+        return program.pure_step.objective(params, batch, key, frozen).minimized.sum()
 
     def residuals(params: Any, frozen: Any, batch: Any) -> Any:
         _, backward = jax.vjp(lambda params: total(params, frozen, batch), params)

@@ -71,7 +71,7 @@ def compile_step(
     cost = replace(
         cost,
         least=_lower_bounds(cost, state_traffic),
-        hbm_bytes=_step_hbm_bytes(cost.hbm_bytes, state_traffic, program.microbatches.accumulation),
+        hbm_bytes=_step_hbm_bytes(cost.hbm_bytes, state_traffic, program.batches.microbatches.accumulation),
     )
     has_custom_parts = any(part is not None for part in (ops, rules, model, optimizer, objective))
     if has_custom_parts:  # the estimate does not include them

@@ -58,7 +58,7 @@ class MicrobatchLogP:
     def _microbatch(self, pairs: Split, starts: np.ndarray) -> np.ndarray:
         """Compute the log probabilities of one microbatch, `[n, 2]`."""
         # Repeat the last pair, so that all microbatches have the same shape.
-        rows = self._program.microbatches.rows
+        rows = self._program.batches.microbatches.rows
         full = starts[np.minimum(np.arange(rows), len(starts) - 1)]
         windows = Windows(pairs, full, self._program.config.window)
         log_p_B2 = self._program.call(self._log_p, self._weights, windows)

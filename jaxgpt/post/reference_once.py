@@ -99,7 +99,7 @@ class ReferencedFeeds(FeedOfSettings):
 
     def __call__(self, program: Program, data: Data, last: Info | None) -> Feed:
         """Compute the log probabilities of the pairs of a run, and return its batches."""
-        rows = program.microbatches.rows
+        rows = program.batches.microbatches.rows
         feed = PairFeed(program, data, last)
         train = used_microbatches(feed.batches, program.config, last, rows)
         val = microbatches_of(held_out_starts(data.val, program.config), rows)

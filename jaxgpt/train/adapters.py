@@ -22,8 +22,14 @@ class FrozenParts(NamedTuple):
     of_objective: Any
 
 
+# frozen arrays of a run         base_of    of_objective
+# base (with adapters)           base       base, the weights before training
+# FrozenParts(base, teacher)     base       teacher
+# teacher (no adapters)                     teacher
+
+
 def base_of(frozen: Any) -> Any:
-    """Return the base of adapters from the frozen arrays of a run."""
+    """Return the base of adapters from the frozen arrays of a run with adapters."""
     return frozen.base if isinstance(frozen, FrozenParts) else frozen
 
 

@@ -11,6 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from jaxgpt.checkpoint.placement import Place
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import best, choose_attention, in_balanced_order
@@ -29,9 +30,11 @@ from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.side_outputs import router_penalties
 from jaxgpt.trainer.frozen_arrays import frozen_arrays, frozen_shapes
 from jaxgpt.trainer.given import ProgramParts
+from jaxgpt.trainer.jitted import jit_functions
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.run_step import host_hyperparameters
+from jaxgpt.trainer.run_step import RunStep, host_hyperparameters
 from jaxgpt.trainer.states import abstract, fresh, replicated_note
+from jaxgpt.trainer.step_batches import StepBatches
 
 
 def build(
@@ -126,8 +129,6 @@ def make_program(
         parts: parts given in Python; `frozen` may be abstract.
         rules: the complete sharding table.
     """
-    ops = parts.ops or best(config, mesh)
-
     # Compute the shapes.
     make = jax.jit(partial(fresh, config=config, model=parts.model, optimizer=parts.optimizer))
     shapes = jax.eval_shape(make, 0)
@@ -137,19 +138,34 @@ def make_program(
     model = parts.model
     if model is None:
         cls = ScannedGPT if config.train.scan_layers else GPT
+        ops = parts.ops or best(config, mesh)
         model = cls(config.model, ops, POLICIES[config.train.remat])
-    return Program(
+    batches = StepBatches(config, mesh)
+    step = RunStep(
         config=config,
         mesh=mesh,
-        rules=rules,
-        ops=ops,
         model=model,
         objective=_objective(config, parts, model),
         optimizer=parts.optimizer,
         abstract=abstract(config, mesh, rules, shapes, frozen),
+        accumulation=batches.microbatches.accumulation,
+    )
+
+    # Weights of a subclass of GPT are read only if such a model is given: the forward pass of GPT may differ.
+    given = parts.names(config)
+    readable = GPT if "model" in given else None
+    return Program(
+        config=config,
+        mesh=mesh,
+        place=Place(mesh, rules, readable),
+        model=model,
+        abstract=step.abstract,
         fresh=make,
+        batches=batches,
+        pure_step=step,
+        jitted=jit_functions(step),
         hyperparameters=host_hyperparameters(config),
-        given=parts.names(config),
+        given=given,
     )
 
 

@@ -26,7 +26,7 @@ def compiling(program: Program, feed: Feed, listener: Listener) -> Iterator[Futu
     """
     began = time.perf_counter()
     listener.stage("compiling")
-    batches = program.batch(program.config.train.steps_per_call, feed.spec)
+    batches = program.batches.abstract(program.config.train.steps_per_call, feed.spec)
     with ThreadPoolExecutor(1) as pool:
 
         def compile_step() -> jax.stages.Compiled:

@@ -73,7 +73,7 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
 
     # The batch size depends on the whole split, not on `chosen`, so that all evaluations of a run use one compiled program.
     ways = batch_ways(program.mesh)
-    batch_size = config.train.eval_batch_size or program.microbatches.rows
+    batch_size = config.train.eval_batch_size or program.batches.microbatches.rows
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     sums = _sums_of_rows(program, params, rows, batch_size, watch)
     if sums is None:

@@ -61,7 +61,7 @@ def _explain(error: Exception, run: Run, program: Program) -> _Explanation | Non
 @contextmanager
 def evaluating(program: Program, step: int) -> Iterator[None]:
     """Raise exhausted memory in an evaluation as `TrainingFailed`, with the setting that may help."""
-    size = program.config.train.eval_batch_size or program.microbatches.rows
+    size = program.config.train.eval_batch_size or program.batches.microbatches.rows
     fix = f"lower --train.eval-batch-size, now {size}"
     try:
         yield

@@ -90,7 +90,7 @@ def batches_of(
         return
 
     def put(steps: range, state: TrainState | None = None) -> Any:
-        return program.put_batches(feed.at(steps, state)) if steps else None
+        return program.batches.put_for_call(feed.at(steps, state)) if steps else None
 
     if feed.reads_state:
         yield ((steps, partial(put, steps)) for steps in calls)

@@ -23,13 +23,13 @@ class Jitted(NamedTuple):
     Attributes:
         step: `(state, batch, hyperparameters, frozen) -> (state, metrics)`; the state is donated.
         several_steps: the same for the batches of `Several`; metrics are `[K, ...]`.
-        eval: `(params, batch, frozen) -> RowSums`, without the penalty, and with only those other sums that are `[B]`.
+        sums: `(params, batch, frozen) -> RowSums`, without the penalty, and with only those other sums that are `[B]`.
         unstack: `(state) -> state`, from stacked layers to the unstacked layers of a checkpoint.
     """
 
     step: jax.stages.Wrapped
     several_steps: jax.stages.Wrapped
-    eval: jax.stages.Wrapped
+    sums: jax.stages.Wrapped
     unstack: jax.stages.Wrapped
 
     def step_for(self, batch: Any) -> jax.stages.Wrapped:
@@ -65,6 +65,6 @@ def jit_functions(step: RunStep) -> Jitted:
     return Jitted(
         step=jit_step(train),
         several_steps=jit_step(train_several),
-        eval=jax.jit(evaluate, out_shardings=everywhere),
+        sums=jax.jit(evaluate, out_shardings=everywhere),
         unstack=jax.jit(unstack, out_shardings=shardings_of(step.abstract.checkpoint)),
     )

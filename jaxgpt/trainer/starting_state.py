@@ -26,7 +26,7 @@ def starting_state(program: Program, run: Run, last: Info | None, weights: Initi
     if weights.state:
         return restarted_state(program, weights.state)
     if weights.initial:
-        return program.init_donating(weights.initial.read(program.place))
+        return program.init(weights.initial.read(program.place), donate=True)
     return program.init()
 
 

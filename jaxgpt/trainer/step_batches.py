@@ -71,8 +71,14 @@ class StepBatches:
             return self.put(batches[0])
         return Several(put_batches(self.mesh, batches, self.rows_per_step, most), len(batches))
 
-    def abstract(self, steps: int, spec: Any) -> Any:
-        """Return the shapes and shardings of the batches of a call; arguments as for `Program.batch`."""
+    def abstract(self, steps: int = 1, spec: Any = None) -> Any:
+        """Return an abstract, padded batch of a step; for K = `steps` > 1, `Several` with leaves `[K, rows, ...]`.
+
+        Args:
+            steps: number of batches.
+            spec: shapes and dtypes of the rows, from `rows.row_spec`; None: windows, `[T + 1]` or with document ids `[T, 3]`
+                (see `train.loss.split_windows`).
+        """
         if spec is None:
             T = self.config.window
             spec = np.zeros((0, T, 3) if has_documents(self.config) else (0, T + 1), np.int32)

@@ -48,7 +48,7 @@ def instructions(devices: int, norm: NormFn = GPU.norm, **changes: Any) -> list[
 def instructions_of(run: Config, devices: int, norm: NormFn = GPU.norm) -> list[Instruction]:
     mesh = make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}")))
     program = make_program(run, mesh, ProgramParts(ops=best(run, mesh)._replace(norm=norm)))
-    text = program.lower(program.abstract.state, program.batch()).compile().as_text()
+    text = program.lower(program.abstract.state, program.batches.abstract()).compile().as_text()
     computations, entry = read_computations(text)
     return list(computations[entry].values())
 

@@ -96,11 +96,11 @@ def test_traced_flops_are_those_of_the_lowered_program(remat: str) -> None:
     run = config(remat, n_embd=256)
     part = one_device(replace(run, train=replace(run.train, attention="xla")))
     program = abstract_program(part, TPU)
-    arguments = program.abstract.state.params, program.batch()
+    arguments = program.abstract.state.params, program.batches.abstract()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        return program.objective(params, batch, None, ()).minimized.sum()
+        return program.pure_step.objective(params, batch, None, ()).minimized.sum()
 
     counted = jax.jit(jax.grad(loss)).lower(*plain).cost_analysis()["flops"]  # type: ignore[index]
     assert trace(part, TPU).flops == pytest.approx(counted, rel=0.06)

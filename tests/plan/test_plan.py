@@ -48,7 +48,7 @@ def config(mesh: MeshConfig, **changes: object) -> Config:
 
 
 def lowered(program: Program) -> jax.stages.Lowered:
-    return program.lower(program.abstract.state, program.batch())
+    return program.lower(program.abstract.state, program.batches.abstract())
 
 
 @pytest.mark.ci

@@ -135,8 +135,8 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
 
     # Both evaluate alike. A step donates its state, so the average comes from `saved`.
     ema = plain.put_params(unstack_layers(jax.device_get(saved.ema), 3))
-    expected_loss, *_ = plain.eval(ema, plain.put(batch))
-    loss, *_ = scanned.eval(scanned.put_params(ema), scanned.put(batch))
+    expected_loss = plain.sums(ema, plain.put(batch)).loss_B
+    loss = scanned.sums(scanned.put_params(ema), scanned.put(batch)).loss_B
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
 
 

@@ -157,7 +157,7 @@ def test_sums_of_an_objective_replace_no_other_metric(name: str) -> None:
     objective = lambda params, x, *_: RowSums(1.0 * (x[:, 0] > 0), jnp.ones(len(x)), {name: x[:, 0]})  # noqa: E731
     p = build(Config(model=small("statquest"), train=TrainConfig(batch_size=8)), objective=objective)
     with pytest.raises(ValueError, match=rf"must not have the names of other metrics: \['{name}'\]"):
-        p.lower(p.abstract.state, p.batch())
+        p.lower(p.abstract.state, p.batches.abstract())
 
 
 def test_microbatches_divide_the_batch() -> None:
@@ -300,7 +300,7 @@ def test_operations_and_model_can_be_replaced() -> None:
 
 def compiled(p: Program) -> str:
     """Return the HLO text of the compiled step, or of several steps per call."""
-    return p.lower(p.abstract.state, p.put_batches([windows(p)])).compile().as_text()
+    return p.lower(p.abstract.state, p.batches.put_for_call([windows(p)])).compile().as_text()
 
 
 @pytest.mark.ci
@@ -328,7 +328,7 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
 def test_a_call_takes_at_most_steps_per_call_batches(n: int) -> None:
     p = program(steps_per_call=2)
     with pytest.raises(UserError, match=f"expected 1 to 2 batches .*, not {n}"):
-        p.put_batches([windows(p)] * n)
+        p.batches.put_for_call([windows(p)] * n)
 
 
 def test_compiler_errors_come_with_advice() -> None:
@@ -356,7 +356,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
         state = p.init()
     assert [call.args for call in listener.stage.call_args_list] == [("compiling",), ("",)]
     listener.compiled.assert_called_once()
-    batches = [p.put_batches([windows(p)] * n) for n in (1, each)]
+    batches = [p.batches.put_for_call([windows(p)] * n) for n in (1, each)]
     seen: list[str] = []
 
     def listen(event: str, *_: Any, **__: Any) -> None:
@@ -386,7 +386,7 @@ def test_no_random_key_is_used_twice() -> None:
     p = program("torch", dropout=0.5, accumulation=2)
     with jax.debug_key_reuse(True):
         jax.eval_shape(p.fresh, 0)
-        jax.eval_shape(jax.jit(p.pure_step), p.abstract.state, p.batch())
+        jax.eval_shape(jax.jit(p.pure_step), p.abstract.state, p.batches.abstract())
 
 
 @pytest.mark.ci
@@ -468,7 +468,7 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused() -> None:
 def test_learning_rates_and_weight_decay_are_arguments_of_the_program() -> None:
     """A different value needs no compilation: the program is the same."""
     texts = [
-        p.lower(p.abstract.state, p.batch()).as_text()
+        p.lower(p.abstract.state, p.batches.abstract()).as_text()
         for p in (
             program(optim=optim) for optim in ({}, {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 2.0})
         )
@@ -507,7 +507,7 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
         params = p.abstract.state.params
         with use_mesh(p.mesh, p.config.model):
-            return collectives(p.jitted.eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
+            return collectives(p.jitted.sums.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
 

@@ -49,7 +49,7 @@ def train(
         batch = rows if documents else np.concatenate([rows[:, :, 0], rows[:, -1:, 1]], axis=1)
         state, found = program.step(state, program.put(batch))
         metrics.append({name: float(value) for name, value in found.items() if value.ndim == 0})
-    losses_B, _ = program.eval(state.params, program.put(batch))
+    losses_B = program.sums(state.params, program.put(batch)).loss_B
     params = unstack_layers(state.params, config.model.n_layer) if settings.get("scan_layers") else state.params
     return metrics, jax.device_get(params), losses_B.tolist()
 

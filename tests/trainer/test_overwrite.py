@@ -64,7 +64,7 @@ def bug(*_: object) -> Any:
             "jaxgpt: too large for the compiler; the old run in out is kept\n",
         ),
         ("program.Program.step", out_of_memory, 1, "there is no checkpoint yet; the old run in out is kept\n"),
-        ("program.Program.put_batches", bug, 1, "jaxgpt: KeyError: 'mine': the old run in out is kept\n"),
+        ("step_batches.StepBatches.put_for_call", bug, 1, "jaxgpt: KeyError: 'mine': the old run in out is kept\n"),
     ],
     ids=["compile", "step", "batches"],
 )

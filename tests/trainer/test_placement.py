@@ -112,7 +112,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Peak]]:
         (WeightSource, "read"),
         (WeightSource, "read_frozen"),
         (Program, "init"),
-        (Program, "init_donating"),
         (Program, "restore"),
         (build, "with_arrays"),
     ):

@@ -208,9 +208,9 @@ def test_a_program_reports_side_outputs_without_a_penalty() -> None:
     for model in (QuietGPT(CONFIG), GPT(CONFIG)):
         program = jaxgpt.build(config, model=model)
         state = program.init()
-        sums = program.eval(state.params, program.put(batch))
+        sums = program.sums(state.params, program.put(batch))
         _, metrics = program.step(state, program.put(batch))
-        losses.append((float(metrics["loss"]), float(sums[0].sum())))
+        losses.append((float(metrics["loss"]), float(sums.loss_B.sum())))
         assert ("square" in metrics) == (type(model) is QuietGPT)
     assert losses[0] == losses[1]
 
@@ -262,7 +262,7 @@ def test_a_side_output_named_like_a_metric_raises_one_line() -> None:
 
     program = jaxgpt.build(Config(model=CONFIG, train=TrainConfig(batch_size=2)), model=LossGPT(CONFIG))
     with pytest.raises(ValueError, match="must not have the names of other metrics"):
-        program.lower(program.abstract.state, program.batch())
+        program.lower(program.abstract.state, program.batches.abstract())
 
 
 def test_a_model_with_side_outputs_decodes_with_a_cache() -> None:

@@ -48,7 +48,7 @@ def compiled(window: int = 0, **train: Any) -> Any:
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
     )
     p = make_program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
-    return p.lower(p.abstract.state, p.batch()).compile()
+    return p.lower(p.abstract.state, p.batches.abstract()).compile()
 
 
 @pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])

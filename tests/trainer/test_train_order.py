@@ -71,7 +71,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
     class Program:
         mesh = model = None
         abstract = SimpleNamespace(weights=None, state=SimpleNamespace(params={}))
-        microbatches = SimpleNamespace(rows=case.train.batch_size)
+        batches = SimpleNamespace(microbatches=SimpleNamespace(rows=case.train.batch_size))
         given: ClassVar[dict[str, str]] = {}
 
         def init(self) -> Any:
