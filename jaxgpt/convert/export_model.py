@@ -10,7 +10,7 @@ from jaxgpt.checkpoint.info import Info
 from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.source import WeightSource, read_source
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.convert.card.card import CardSubject, export_command, model_card
 from jaxgpt.convert.card.original import CARD
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.engines import Engine, engines
@@ -74,11 +74,11 @@ def export_model(
     if dtype not in DTYPES:
         raise UserError(f"dtype {short_repr(dtype)} is not supported: use one of {', '.join(DTYPES)}")
     with new_directory(target) as directory:
-        source, (info, params) = read_source(run, checkpoint, _read)
+        source, (info, params) = read_source(run, checkpoint, _info_and_weights)
         config = source.config
         family, model = express_in_family(config.model)
 
-        tokenizer = source.run.tokenizer()
+        tokenizer = source.run.tokenizer()  # a new object for this export
         tokenizer.special = exported_special_tokens(tokenizer, config)
         save_tokenizer(directory, tokenizer)
         write_json(directory / "config.json", _config_json(family, model, tokenizer, dtype))
@@ -89,7 +89,7 @@ def export_model(
             info=info,
             config=config,
             name=repo or target.name,
-            command=f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} --dtype {dtype}",
+            command=export_command(run, target, {"checkpoint": checkpoint, "dtype": dtype, "license": license}),
             license=license,
             engines=supported,
         )
@@ -118,6 +118,6 @@ def _config_json(family: Family, model: ModelConfig, tokenizer: Tokenizer, dtype
     return family.config_to_hf(model) | {"dtype": dtype} | ids
 
 
-def _read(source: WeightSource) -> tuple[Info, Any]:
-    """Read the checkpoint.json and the weights of a checkpoint."""
+def _info_and_weights(source: WeightSource) -> tuple[Info, Any]:
+    """Read the checkpoint.json and the weights together: a training process may delete the checkpoint afterwards."""
     return source.info, source.read(Place())

@@ -422,6 +422,28 @@ def test_a_license_is_kept_in_any_form(metadata, kept, tmp_path):
     assert "It was copied from the original model." in card_license.license_section("", found)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("---\nlicense: mit\n---\nA\n\n---\n\nB\n", ("license: mit\n", "A\n\n---\n\nB\n")),
+        ("---\n# Comment\nlicense:\n- mit\n---\n\nA\n", ("# Comment\nlicense:\n- mit\n", "A\n")),
+        ("---\n---\nlicense: no\n\n---\nB\n", ("", "license: no\n\n---\nB\n")),
+        ("---\n\n# A\n\n---\nB\n", ("", "---\n\n# A\n\n---\nB\n")),
+        ("A\n\n---\nlicense: no\n---\n", ("", "A\n\n---\nlicense: no\n---\n")),
+    ],
+    ids=["front matter", "comment and list", "empty", "horizontal rule first", "text first"],
+)
+def test_front_matter_ends_at_its_own_line(text, expected):
+    assert original_card.split_card(text) == expected
+
+
+def test_the_command_in_a_card_is_quoted_and_has_the_license(tmp_path):
+    run = run_folder(tmp_path / "my run", SMALL)
+    export_model(run, tmp_path / "out", license="mit")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "\njaxgpt export 'my run' out --checkpoint best --dtype float32 --license mit\n" in card
+
+
 def test_a_card_keeps_the_license_after_several_fine_tunings(tmp_path):
     """The license of a model also holds for the models that descend from it."""
     source = hf_folder(tmp_path / "source")

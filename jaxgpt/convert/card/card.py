@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class CardSubject(NamedTuple):
         info: content of the checkpoint.json of the exported checkpoint.
         config: settings of the run.
         name: name of the exported directory, or of the model on the hub.
-        command: command of the export.
+        command: command of the export, as returned by `export_command`.
         base: base model of an adapter, a name on the hub or a directory; empty: unknown.
         is_adapter: whether the directory has only the adapters.
         license: license of the model; empty: the license in the card of the original model, if any.
@@ -77,6 +78,24 @@ def model_card(subject: CardSubject) -> str:
     if original.metadata or original.text:
         sections.append(f"## Card of the original model\n\n{original.text}")
     return "\n".join(filter(None, sections))
+
+
+def export_command(run: str | Path, target: Path, options: Mapping[str, str]) -> str:
+    """Return the command of an export for its card, quoted for a shell.
+
+    Cards are public, so `run` and `target` are shortened to their names. `--push` and `--shard-size`, which do not change
+    the model, are omitted.
+
+    Args:
+        run: exported run.
+        target: exported directory.
+        options: value of each option, keyed by name; options with the value "" are omitted.
+    """
+    words = ["jaxgpt", "export", Path(run).name, target.name]
+    for name, value in options.items():
+        if value:
+            words += [f"--{name}", value]
+    return shlex.join(words)
 
 
 def _front_matter(subject: CardSubject, original: Card) -> str:

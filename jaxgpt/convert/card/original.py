@@ -16,13 +16,16 @@ from jaxgpt.files import read_bytes
 
 CARD = "README.md"
 CARD_BYTES = 1 << 20  # maximum size of a card in bytes
+# Front matter: lines between two lines `---`, from the beginning of the card.
+FRONT_MATTER = re.compile(r"---\n((?:.*\n)*?)---\s*(?:\n|$)")
+ENTRY = re.compile(r"^[\w-]+:(?:\s|$)", re.MULTILINE)  # beginning of an entry of the metadata
 
 
 class Card(NamedTuple):
     """A model card.
 
     Attributes:
-        metadata: its front matter, without the lines `---`; "": none.
+        metadata: lines of its front matter, without the lines `---`; "": none.
         text: the remainder.
     """
 
@@ -32,10 +35,13 @@ class Card(NamedTuple):
 
 def split_card(card: str) -> Card:
     """Split a card into its front matter and its text."""
-    found = re.match(r"---\n(.*?)\n---\s*(?:\n|$)", card, re.DOTALL)
+    found = FRONT_MATTER.match(card)
     if found is None:
         return Card("", card)
-    return Card(found[1] + "\n", card[found.end() :])
+    metadata = found[1]
+    if metadata and not ENTRY.search(metadata):  # text between two horizontal rules
+        return Card("", card)
+    return Card(metadata, card[found.end() :])
 
 
 def original_card(run: Path, config: Config) -> str:

@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.placement import Place
 from jaxgpt.checkpoint.saver import save_params
 from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import OF_CHATS
-from jaxgpt.convert.card.card import CardSubject, model_card
+from jaxgpt.convert.card.card import CardSubject, export_command, model_card
 from jaxgpt.convert.card.original import CARD
 from jaxgpt.convert.drafts import new_directory
 from jaxgpt.convert.export_model import Exported
@@ -73,8 +73,9 @@ def export_adapter(
         model = config.model
         write_adapter(directory, config, trained.params, base)
 
-        flag = f"--base {base}" if base else "--adapter"
-        command = f"jaxgpt export {Path(run).name} {target.name} --checkpoint {checkpoint} {flag}"
+        command = export_command(run, target, {"checkpoint": checkpoint, "base": base, "license": license})
+        if not base:  # `--base` implies `--adapter`
+            command += " --adapter"
         subject = CardSubject(
             run=Path(run),
             info=info,
