@@ -19,7 +19,8 @@ STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 class WeightRow(NamedTuple):
     """One row of a family's table.
 
-    `{}` in names is the layer number, and `{expert}` in the tensor's name is the index in a stack.
+    `{}` in names is the layer number. With `{expert}` in the tensor's name, each matrix of a stack is a tensor, and
+    `{expert}` is the index of the matrix.
     """
 
     name: str  # name of the tensor in the other system
@@ -78,27 +79,28 @@ def leaf_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def expand(table: WeightTable, model: Model) -> list[TensorRow]:
-    """Return the tensors of one model: a row per layer and matrix of a stack, without the rows of absent leaves."""
+    """Return the tensors of one model: a row per layer and matrix of a stack, without the rows of absent leaves.
+
+    The model has all leaves of a row or none, such as the biases of q, k and v.
+    """
     config = config_of(model)
     shapes = leaf_shapes(model)
     rows = []
-    for row in table:
-        for layer in range(config.n_layer) if "{}" in row.name else (0,):
-            leaves = tuple(leaf.format(layer) for leaf in row.leaves)
-            if not all(leaf in shapes for leaf in leaves):
+    for layout in table:
+        for layer in range(config.n_layer) if "{}" in layout.name else (0,):
+            leaves = tuple(leaf.format(layer) for leaf in layout.leaves)
+            if shapes.keys().isdisjoint(leaves):
                 continue
+            assert shapes.keys() >= set(leaves), leaves
 
             heads = 0
-            if row.by_head or row.interleaved:
+            if layout.by_head or layout.interleaved:
                 heads = config.kv_heads if "/k_proj/" in leaves[0] else config.n_head
 
-            # A tensor for the complete leaf, or for each matrix of its stack.
-            if "{expert}" not in row.name:
-                rows.append(TensorRow(row.name.format(layer), leaves, row, heads))
-                continue
-            stacked, *_ = shapes[leaves[0]]
-            for expert in range(stacked):
-                rows.append(TensorRow(row.name.format(layer, expert=expert), leaves, row, heads, expert))
+            stack, *_ = shapes[leaves[0]]
+            for expert in range(stack) if "{expert}" in layout.name else (-1,):
+                name = layout.name.format(layer, expert=expert)
+                rows.append(TensorRow(name, leaves, layout, heads, expert))
     return rows
 
 
