@@ -42,6 +42,7 @@ def benchmark(
 
     Raises:
         UserError: if the mesh does not match the devices, the step cannot be compiled, or the context is too short to generate.
+        ValueError: if the profiler records no instruction of the step.
     """
     if decode and config.model.block_size < 3:
         raise UserError(
@@ -132,7 +133,7 @@ def _start(config: Config) -> _Started:
     state, _ = jax.block_until_ready((program.init(), program.frozen))
     steps = TrainingSteps(program, state)
     weights = clock()
-    lowered = program.lower(steps.state, steps.batch())
+    lowered = program.lower(steps.state, steps.batch(1))
     traced = clock()
     compiled = compile_lowered(program, lowered)
     compilation = clock()

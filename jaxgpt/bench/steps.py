@@ -37,7 +37,7 @@ class TrainingSteps:
     Attributes:
         state: the train state after the last dispatched step.
         input_seconds: seconds per step to prepare a batch and put it on the devices, for each call.
-        per_call: steps of a call, `train.steps_per_call`.
+        per_call: default and maximum number of steps of a call, `train.steps_per_call`.
     """
 
     def __init__(self, program: Program, state: Any) -> None:
@@ -52,23 +52,25 @@ class TrainingSteps:
         self._batches = Batches.of(config, Tokens([ids], end_ids=(0,) if has_documents(config) else ()))
         self._next = 0  # number of the next step
 
-    def batch(self, steps: int = 1) -> jax.Array:
-        """Return the input of the next call, for a number of steps."""
+    def batch(self, steps: int) -> Any:
+        """Return the batches of the next call, for 1 to `per_call` steps, as `Program.step` takes them."""
         numbers = range(self._next, self._next + steps)
         return self._program.batches.put_for_call([self._batches.at(number) for number in numbers])
 
-    def run(self, calls: int, steps: int = 0, take: Step | None = None) -> list[float]:
+    def run(self, calls: int, steps: int | None = None, take: Step | None = None) -> list[float]:
         """Run a number of calls; return the seconds per step of each call.
 
         With more than `LAG + 1` calls, the first call and the last `LAG` calls are omitted.
 
         Args:
             calls: number of calls.
-            steps: steps of a call; 0: `per_call`.
+            steps: steps of a call; None: `per_call`.
             take: function that takes the steps of a call; None: the program's own step.
         """
-        steps = steps or self.per_call
-        take = take or self._program.step
+        if steps is None:
+            steps = self.per_call
+        if take is None:
+            take = self._program.step
         pending: deque[Any] = deque()  # metrics of the calls in flight
         times: list[float] = []
         clock = Stopwatch()
@@ -88,4 +90,4 @@ class TrainingSteps:
             times.append(clock() / steps)
 
         # Omit the first call, which started on idle devices, and the last calls, which may end before the host blocks on them.
-        return times[1:-LAG] if len(times) > LAG + 1 else times
+        return times[1 : len(times) - LAG] if len(times) > LAG + 1 else times

@@ -21,13 +21,19 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
     Args:
         work: function to profile.
         directory: directory to keep the trace in; "": delete the trace.
+
+    Raises:
+        ValueError: if the profiler writes no trace.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as temporary:
-        with jax.profiler.trace(directory or temporary, profiler_options=options):
+        place = Path(directory or temporary)
+        with jax.profiler.trace(place, profiler_options=options):
             work()
-        files = Path(directory or temporary).rglob("*.xplane.pb")
+        files = list(place.rglob("*.xplane.pb"))  # also earlier traces in `directory`
+        if not files:
+            raise ValueError(f"the profiler wrote no trace to {place}")
         newest = max(files, key=lambda file: file.stat().st_mtime)
         return jax.profiler.ProfileData.from_file(str(newest))
 
@@ -79,15 +85,24 @@ class _OpenEvent:
 
 
 def own_times(events: Iterable[Event]) -> Iterator[tuple[str, float]]:
-    """Yield the kind and the self time, without nested events, of each event of a thread."""
-    stack: list[_OpenEvent] = []  # each event is nested in its predecessor
+    """Yield the kind and the self time, without nested events, of each event of a thread.
+
+    An event that ends after its outer event is also nested in the events around the outer event: each time counts once.
+
+        outermost  ===============    self times  ====         ==
+        outer          =====                          ===
+        event             ======                         ======
+    """
+    stack: list[_OpenEvent] = []  # each event starts within its predecessor
     for event in sorted(events, key=lambda event: (event.start, -event.end)):
         while stack and stack[-1].event.end <= event.start:
             ended = stack.pop()
             yield ended.event.kind, ended.own
-        if stack:
-            outer = stack[-1]
-            outer.own -= min(event.end, outer.event.end) - event.start
+        begin = event.start  # beginning of the part of the event outside the outer events seen so far
+        for outer in reversed(stack):
+            end = min(event.end, outer.event.end)
+            outer.own -= max(end - begin, 0)
+            begin = max(begin, end)
         stack.append(_OpenEvent(event, own=event.end - event.start))
     for remaining in stack:
         yield remaining.event.kind, remaining.own

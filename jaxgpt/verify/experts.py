@@ -44,7 +44,7 @@ def routed(s: Subject) -> float:
     found_BTD = np.asarray(apply(weights, jnp.asarray(x_BTD)), np.float64)
 
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
-    score_BTE = _scores(c, x_BTD @ w["router"]["kernel"])
+    score_BTE = _scores(c, x_BTD @ w["router"]["kernel"], np)
     preference_BTE = score_BTE + w["router"].get("bias", 0.0)
     share_BTE = np.where(_chosen(preference_BTE, c.experts_per_token), score_BTE, 0.0)
     if c.router_normalize:
@@ -84,36 +84,64 @@ def losses(s: Subject) -> float:
 
 
 def _losses_by_formula(s: Subject, params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss plus the means of the router losses over layers, and the terms that the step reports, keyed by name."""
+    """Return the loss to minimize, and the terms that the step reports, keyed by name.
+
+    The loss to minimize is the loss of the tokens plus the means of the router losses over layers.
+    """
     c = s.config.model
-    logits: dict[str, jax.Array] = {}  # logits of each router, recorded by `edit`
-
-    def edit(name: str, x: jax.Array) -> jax.Array:
-        if name.endswith("/router.logits"):
-            logits[name] = x
-        return x
-
-    model = GPT(c, s.model.ops._replace(edit=edit))
-    losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
-    is_target_BT = targets_BT >= 0
-    loss = losses_BT.sum() / is_target_BT.sum()
+    passed = _forward(s, params)
+    is_target_BT = passed.targets_BT >= 0
+    loss = passed.losses_BT.sum() / is_target_BT.sum()
 
     per_router = []
-    for layer in range(c.n_layer):
+    for layer, logits_BTE in enumerate(passed.router_logits):
         bias_E = params[f"h_{layer}"]["mlp"]["router"].get("bias", jnp.zeros(c.n_experts))
-        per_router.append(_router_losses(c, logits[f"h_{layer}/mlp/router.logits"], bias_E, is_target_BT))
+        per_router.append(_router_losses(c, logits_BTE, bias_E, is_target_BT))
     mean = jax.tree.map(lambda *of_layers: sum(of_layers) / c.n_layer, *per_router)
     minimized = loss + mean.balance + mean.z + mean.bias
     return minimized, {"loss": loss, "balance_loss": mean.balance, "router_z_loss": mean.z}
 
 
+class _ForwardPass(NamedTuple):
+    """The forward pass of the windows of a subject.
+
+    Attributes:
+        losses_BT: loss of each target.
+        targets_BT: targets; -1: masked.
+        router_logits: logits of the router of each layer, `[B, T, E]`.
+    """
+
+    losses_BT: jax.Array
+    targets_BT: jax.Array
+    router_logits: list[jax.Array]
+
+
+def _forward(s: Subject, params: Any) -> _ForwardPass:
+    """Compute the losses of the windows; record the logits of the routers with the hook `Ops.edit`.
+
+    The model calls the hook while JAX traces the pass, so gradients pass through the recorded logits.
+    """
+    c = s.config.model
+    activations: dict[str, jax.Array] = {}
+
+    def record(name: str, x: jax.Array) -> jax.Array:
+        activations[name] = x
+        return x
+
+    model = GPT(c, s.model.ops._replace(edit=record))
+    losses_BT, targets_BT = token_losses(model.apply, params, s.windows)
+    logits = [activations[f"h_{layer}/mlp/router.logits"] for layer in range(c.n_layer)]
+    return _ForwardPass(losses_BT, targets_BT, logits)
+
+
 class _RouterLosses(NamedTuple):
-    """The losses of a router.
+    """The terms of a router in the loss to minimize.
 
     Attributes:
         balance: balance loss.
         z: z-loss.
-        bias: sum of the biases times the load errors, so that its gradient with respect to the biases is the load errors.
+        bias: sum of the biases times the load errors. Only its gradient, the load error of each bias, has a meaning; the step
+            does not report its value.
     """
 
     balance: jax.Array
@@ -122,10 +150,12 @@ class _RouterLosses(NamedTuple):
 
 
 def _router_losses(c: ModelConfig, logits_BTE: jax.Array, bias_E: jax.Array, is_target_BT: jax.Array) -> _RouterLosses:
-    """Compute the losses of a router by their formulas."""
-    score_BTE = _scores(c, logits_BTE)
+    """Compute the terms of a router by their formulas."""
+    score_BTE = _scores(c, logits_BTE, jnp)
     chosen_BTE = _chosen(score_BTE + bias_E.reshape(1, 1, -1), c.experts_per_token)
+    # Means of a row are over all T tokens: -1 in a window masks a target, and the token at this position is still routed.
     load_BE = chosen_BTE.mean(1) / c.experts_per_token
+    # In the batch, a row counts once for each target.
     count = is_target_BT.sum()
     weight_B = is_target_BT.sum(-1) / count
 
@@ -177,9 +207,8 @@ def _random_stream(s: Subject) -> np.ndarray:
     return random.standard_normal((2, s.length, s.config.model.n_embd), np.float32)
 
 
-def _scores(c: ModelConfig, logits_BTE: Any) -> Any:
-    """Return the score of each expert, from logits in NumPy or JAX."""
-    xp: Any = np if isinstance(logits_BTE, np.ndarray) else jnp
+def _scores(c: ModelConfig, logits_BTE: Any, xp: Any) -> Any:
+    """Return the score of each expert; `xp`: module that computes it, `numpy` or `jax.numpy`."""
     if c.router == "sigmoid":
         return 1 / (1 + xp.exp(-logits_BTE))
     exp_BTE = xp.exp(logits_BTE - logits_BTE.max(-1, keepdims=True))

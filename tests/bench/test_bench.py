@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.bench import limits, measure
 from jaxgpt.bench.kinds import WORK, instruction_kinds
-from jaxgpt.bench.trace import Event, device_time, own_times
+from jaxgpt.bench.trace import Event, device_time, own_times, record_trace
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.counts import multiplied_parameters
 from jaxgpt.model.params import abstract_params, count_parameters
@@ -65,6 +66,21 @@ def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
     random.shuffle(events)
     assert dict(own_times(events)) == expected
     assert sum(expected.values()) == end
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=8))
+def test_own_times_of_overlapping_events_count_each_second_once(spans: list[tuple[int, int]]) -> None:
+    events = [Event(start, start + length, "dot") for start, length in spans]
+    covered = {second for start, length in spans for second in range(start, start + length)}
+    own = [time for _, time in own_times(events)]
+    assert min(own) >= 0
+    assert sum(own) == len(covered)
+
+
+def test_a_missing_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.profiler, "trace", lambda *_, **__: nullcontext())
+    with pytest.raises(ValueError, match="the profiler wrote no trace to"):
+        record_trace(lambda: None, str(tmp_path))
 
 
 def dots(optimizer: str) -> Counter[str]:
