@@ -42,7 +42,7 @@ class Epochs:
         block_size: T, tokens per window.
         seed: seed of the order.
         stride: ids between the starts of windows; 0: T, at an offset drawn for every epoch. Indexed windows have no stride.
-        name: name of the random stream of the source.
+        name: name of the random stream of the source; empty: no mixture.
 
     Attributes:
         count: number of possible window starts.
@@ -61,10 +61,18 @@ class Epochs:
             )
         self._seed = seed
         self._name = name
-        self._stride = 1 if split.indexed else stride or block_size
-        has_offset = not split.indexed and not stride
-        self._phases = min(block_size, self.count) if has_offset else 1  # number of possible offsets of an epoch
-        self.per_epoch = (self.count - self._phases) // self._stride + 1
+        self._offsets = 1  # number of possible offsets of an epoch
+        if split.indexed:
+            self._stride = 1
+        elif stride:
+            self._stride = stride
+        else:
+            self._stride = block_size
+            self._offsets = min(block_size, self.count)
+
+        # An epoch starts its windows at `offset + k * stride`, k < per_epoch. The last start must be below `count` even at the
+        # largest offset:  (offsets - 1) + (per_epoch - 1) * stride <= count - 1
+        self.per_epoch = (self.count - self._offsets) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:
         """Return the window start of each row, int64; `rows` are indices among all rows of this source."""
@@ -72,9 +80,10 @@ class Epochs:
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
             in_epoch = epochs == epoch
-            phase = int(draw(self._seed, "phase" + self._name, epoch, 1)[0] % self._phases)
+            [drawn] = draw(self._seed, "phase" + self._name, epoch, 1).tolist()
+            offset = drawn % self._offsets
             order = shuffled(positions[in_epoch], self.per_epoch, self._seed, epoch, self._name)
-            starts[in_epoch] = phase + order * self._stride
+            starts[in_epoch] = offset + order * self._stride
         return starts
 
 
@@ -119,15 +128,17 @@ class Batches:
         self.seed = seed
         self.sampling = sampling
         self.first = first
-        self.row_tokens = row_tokens or block_size  # tokens per row, for the schedule of a mixture
+        self.row_tokens = row_tokens or block_size
         if isinstance(split, Mixture):
             self._mixture = split
-        else:
+        else:  # the order of a source outside a mixture has the stream ""
             self._mixture = Mixture({"": split}, [Shares(0, {"": 1})])
-        pairs = zip(self._mixture.streams, self._mixture.sources, strict=True)
-        self._sources = [Epochs(source, block_size, seed, stride, stream) for stream, source in pairs]
-        used = zip(self._mixture.weights, self._sources, strict=True)
-        self.per_epoch = sum(source.per_epoch for weight, source in used if weight)
+
+        self._epochs = []  # the windows of each source
+        for stream, source in zip(self._mixture.streams, self._mixture.sources, strict=True):
+            self._epochs.append(Epochs(source, block_size, seed, stride, stream))
+        used = zip(self._mixture.weights, self._epochs, strict=True)
+        self.per_epoch = sum(epochs.per_epoch for weight, epochs in used if weight)
 
     @staticmethod
     def of(config: Config, split: Split, first: int = 0) -> Batches:
@@ -145,18 +156,19 @@ class Batches:
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
-        rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
-        source, before = self._mixture.source_of_rows(rows, self.row_tokens)
-        starts = np.empty(self.batch_size, np.int64)
-        pairs = zip(self._mixture.offsets, self._sources, strict=False)  # the last offset is the total
-        for index, (offset, epochs) in enumerate(pairs):
-            own = source == index
-            if drawn is None:
-                starts[own] = offset + epochs.starts(before[own])
+        rows_B = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        source_B, row_in_source_B = self._mixture.source_of_rows(rows_B, self.row_tokens)
+        drawn_B = draw(self.seed, "window", step, self.batch_size)  # read by the sampling `random` only
+
+        starts_B = np.empty(self.batch_size, np.int64)
+        for index, epochs in enumerate(self._epochs):
+            is_own_B = source_B == index
+            if self.sampling == "random":
+                starts = drawn_B[is_own_B] % epochs.count
             else:
-                starts[own] = offset + drawn[own] % epochs.count
-        return Windows(self.split, starts, self.block_size)
+                starts = epochs.starts(row_in_source_B[is_own_B])
+            starts_B[is_own_B] = self._mixture.offsets[index] + starts
+        return Windows(self.split, starts_B, self.block_size)
 
 
 def batches(
@@ -181,19 +193,28 @@ def batches(
         stride: ids between the starts of windows of an epoch; 0: T, with an offset drawn for each epoch.
 
     Returns:
-        A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
+        A function of the step, which returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
         UserError: if `ids` is not a vector of at least T + 1 integers in [0, 2**31), or an argument or step is invalid.
     """
-    row = ids if isinstance(ids, np.memmap) else np.asarray(ids)
-    if row.ndim != 1 or row.dtype.kind not in "iu":
-        raise UserError(f"ids must be a one-dimensional array of integers, not {row.dtype} {list(row.shape)}")
+    array = ids if isinstance(ids, np.memmap) else np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(f"ids must be a one-dimensional array of integers, not {array.dtype} {list(array.shape)}")
     if sampling not in ("epoch", "random"):
         raise UserError(f"sampling must be epoch or random: {short_repr(sampling)}")
-    T = as_int("block_size", block_size, 1, INT_MAX)
-    B = as_int("batch_size", batch_size, 1, INT_MAX)
-    seed = as_int("seed", seed, 0, 2**63 - 1)
-    stride = as_int("stride", stride, 0, INT_MAX)
-    order = Batches(Tokens([row]), T, B, seed, sampling, stride)
-    return lambda step: order.at(as_int("step", step, 0, 2**62 // B))[:]
+    order = Batches(
+        Tokens([array]),
+        block_size=as_int("block_size", block_size, 1, INT_MAX),
+        batch_size=as_int("batch_size", batch_size, 1, INT_MAX),
+        seed=as_int("seed", seed, 0, 2**63 - 1),
+        sampling=sampling,
+        stride=as_int("stride", stride, 0, INT_MAX),
+    )
+    last = 2**62 // order.batch_size  # indices of rows are int64
+
+    def at(step: int) -> np.ndarray:
+        ids_BT: np.ndarray = order.at(as_int("step", step, 0, last))[:]
+        return ids_BT
+
+    return at
