@@ -11,7 +11,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxgpt.config import LoraConfig, ModelConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model import GPT
-from jaxgpt.model.lora import boxed_trained, merge
+from jaxgpt.model.lora import boxed_trained, is_adapter, merge
 from jaxgpt.parallel.arrays import put_array
 from jaxgpt.parallel.rules import AXES, RULES, Rules, shardings
 
@@ -50,7 +50,7 @@ def merge_placed(params: Any, adapters: Any, alpha: float) -> Any:
     """
     merged = dict(params)
     for name, adapter in adapters.items():
-        if "a" not in adapter:
+        if not is_adapter(adapter):
             merged[name] = merge_placed(params.get(name, {}), adapter, alpha)
             continue
         kernels = {kernel: params[kernel] for kernel in adapter["b"] if kernel in params}

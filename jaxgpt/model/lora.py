@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jaxgpt.config import LoraConfig
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.model.params import Model, Weight, abstract_params, flatten_params, map_weights
+from jaxgpt.ops.random import fold_in_name
 from jaxgpt.settings import as_int
 from jaxgpt.suggestions import did_you_mean
 
@@ -38,7 +38,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         UserError: if `rank` is below 1, a target is not a matrix of the model, or combined matrices have different inputs.
     """
     rank = as_int("rank", rank, 1, 2**31 - 1)
-    adapters = _init_modules(key, params, "", rank, targets)
+    adapters = _adapters_below(key, params, "", rank, targets)
     used = _adapter_names(adapters)
     for target in targets:
         if target not in used:
@@ -46,6 +46,90 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
             near = did_you_mean(target, known)
             raise UserError(f"no matrix {short_repr(target)} to adapt{near}: use one of {', '.join(known)}")
     return adapters
+
+
+def _adapters_below(key: jax.Array, params: Any, path: str, rank: int, targets: Sequence[str]) -> dict[str, Any]:
+    """Initialize the adapters of the targets in the weights below a path, "" or "h_0/"; modules without targets are omitted."""
+    modules = {name: child for name, child in params.items() if isinstance(child, dict)}
+    found = {}
+    for name, module in modules.items():
+        adapters = _adapters_below(key, module, f"{path}{name}/", rank, targets)
+        if adapters:
+            found[name] = adapters
+
+    for target in targets:
+        names = target.split("+")
+        if not all("kernel" in modules.get(name, {}) for name in names):
+            continue
+        # The path makes the values of an adapter independent of the other targets and layers.
+        adapter_key = fold_in_name(key, f"{path}{target}")
+        kernels = {name: modules[name]["kernel"] for name in names}
+        found[target] = _init_adapter(adapter_key, kernels, rank)
+    return found
+
+
+def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Initialize the adapter of matrices, or stacks of matrices, with the same inputs; in boxes if the matrices are."""
+    _check_same_inputs(kernels)
+    shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
+    adapter = _draw_adapter(key, shapes, rank)
+    are_boxed = all(isinstance(kernel, nn.Partitioned) for kernel in kernels.values())
+    return _box_adapter(adapter, kernels) if are_boxed else adapter
+
+
+def _check_same_inputs(kernels: dict[str, Any]) -> None:
+    """Raise `UserError` unless the matrices have the same inputs: equal widths and, in boxes, equal names of axes.
+
+    The inputs of q_proj and o_proj may have equal widths, but their axes have different names.
+    """
+    inputs = set()
+    for kernel in kernels.values():
+        shape = nn.unbox(kernel).shape
+        axes = kernel.names if isinstance(kernel, nn.Partitioned) else ()
+        inputs.add((shape[:-1], axes[:-1]))
+    if len(inputs) > 1:
+        raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
+
+
+def _draw_adapter(key: jax.Array, shapes: dict[str, tuple[int, ...]], rank: int) -> dict[str, Any]:
+    """Draw a random A, and make a zero B for each matrix, given the shapes of the matrices."""
+    *stack, fan_in, _ = next(iter(shapes.values()))
+    bound = 1 / math.sqrt(fan_in)
+    a = jax.random.uniform(key, (*stack, fan_in, rank), jnp.float32, -bound, bound)
+    b = {name: jnp.zeros((*stack, rank, shape[-1]), jnp.float32) for name, shape in shapes.items()}
+    return {"a": a, "b": b}
+
+
+def _box_adapter(adapter: dict[str, Any], kernels: dict[str, Any]) -> dict[str, Any]:
+    """Put A and B in boxes like those of their matrices.
+
+    The axes `(*stack, input, output)` of a matrix become `(*stack, input, "rank")` of A and `(*stack, "rank", output)` of B.
+    """
+    b = {}
+    for name, box in kernels.items():
+        *stack, _, output = box.names
+        b[name] = box.replace(value=adapter["b"][name], names=(*stack, "rank", output))
+
+    box, *_ = kernels.values()  # the matrices have the same inputs
+    *stack_and_input, _ = box.names
+    a = box.replace(value=adapter["a"], names=(*stack_and_input, "rank"))
+    return {"a": a, "b": b}
+
+
+def is_adapter(node: dict[str, Any]) -> bool:
+    """Return whether a node of a tree of adapters is an adapter, not a module that contains adapters."""
+    return "a" in node
+
+
+def _adapter_names(adapters: dict[str, Any]) -> set[str]:
+    """Return the targets of all adapters."""
+    names = set()
+    for name, node in adapters.items():
+        if is_adapter(node):
+            names.add(name)
+        else:
+            names |= _adapter_names(node)
+    return names
 
 
 def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
@@ -61,7 +145,7 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
     """
     merged = dict(params)
     for name, adapter in adapters.items():
-        if not _is_adapter(adapter):
+        if not is_adapter(adapter):
             merged[name] = merge(params.get(name, {}), adapter, alpha)
             continue
 
@@ -125,67 +209,3 @@ def boxed_trained(model: Model, lora: LoraConfig) -> Any:
 def abstract_trained(model: Model, lora: LoraConfig) -> Any:
     """Return `boxed_trained` without boxes."""
     return nn.unbox(boxed_trained(model, lora))
-
-
-def _init_modules(key: jax.Array, modules: Any, path: str, rank: int, targets: Sequence[str]) -> dict[str, Any]:
-    """Initialize the adapters of the targets in a tree of modules at a path; modules without targets are omitted."""
-    children = {name: child for name, child in modules.items() if isinstance(child, dict)}
-    adapters = {}
-    for name, child in children.items():
-        adapters[name] = _init_modules(key, child, f"{path}{name}/", rank, targets)
-
-    for target in targets:
-        names = target.split("+")
-        if not all("kernel" in children.get(name, {}) for name in names):
-            continue
-        salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
-        kernels = {name: children[name]["kernel"] for name in names}
-        adapters[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
-    return {name: adapter for name, adapter in adapters.items() if adapter}
-
-
-def _is_adapter(node: dict[str, Any]) -> bool:
-    """Return whether a node of a tree of adapters is an adapter, not a module that contains adapters."""
-    return "a" in node
-
-
-def _adapter_names(adapters: dict[str, Any]) -> set[str]:
-    """Return the targets of all adapters."""
-    names = set()
-    for name, node in adapters.items():
-        names |= {name} if _is_adapter(node) else _adapter_names(node)
-    return names
-
-
-def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Initialize the adapter of matrices, or stacks of matrices, with the same inputs."""
-    shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
-
-    # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal widths, but different axis names.
-    inputs = set()
-    for name, kernel in kernels.items():
-        axes = kernel.names if isinstance(kernel, nn.Partitioned) else ()
-        inputs.add((shapes[name][:-1], axes[:-1]))
-    if len(inputs) > 1:
-        raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
-
-    # Make a random A and a zero B: their product is 0 at first.
-    *stack, fan_in, _ = next(iter(shapes.values()))
-    bound = 1 / math.sqrt(fan_in)
-    a_shape = (*stack, fan_in, rank)
-    a = jax.random.uniform(key, a_shape, jnp.float32, -bound, bound)
-    b = {}
-    for name, shape in shapes.items():
-        b_shape = (*stack, rank, shape[-1])
-        b[name] = jnp.zeros(b_shape, jnp.float32)
-
-    # Boxes of weights become boxes of A and B, with the names of their axes.
-    box = next(iter(kernels.values()))
-    if not isinstance(box, nn.Partitioned):
-        return {"a": a, "b": b}
-
-    boxed_b = {}
-    for name, kernel in kernels.items():
-        *stack_names, _, output = kernel.names
-        boxed_b[name] = kernel.replace(value=b[name], names=(*stack_names, "rank", output))
-    return {"a": box.replace(value=a, names=(*box.names[:-1], "rank")), "b": boxed_b}

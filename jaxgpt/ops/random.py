@@ -15,9 +15,13 @@ def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike
         name: purpose of the key, such as "init" or "dropout"; keys with different names are independent.
         index: integer that distinguishes keys of the same name, usually the step.
     """
-    purpose = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    key = jax.random.fold_in(jax.random.key(seed), purpose)
+    key = fold_in_name(jax.random.key(seed), name)
     return jax.random.fold_in(key, index)
+
+
+def fold_in_name(key: jax.Array, name: str) -> jax.Array:
+    """Derive a key from a key and a name: `fold_in(key, crc32(name) mod 2^31)`; unlike `hash`, equal in every process."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def subkey(key: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
