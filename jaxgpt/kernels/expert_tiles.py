@@ -1,6 +1,7 @@
 """Experts in tiles: rows with the same expert, padded to whole tiles, and one product for each tile.
 
-Letters in names as in `kernels/experts.py`.
+Letters in names: E experts of this device, A active experts of a token, R tokens, X = R * A pairs of token and expert, n tiles,
+t rows of a tile, M = n * t rows of all tiles, I and O inputs and outputs of a matrix.
 """
 
 from __future__ import annotations
@@ -46,46 +47,13 @@ def by_tiles(pairs: Pairs, weights: ExpertWeights, activate: Activation, first: 
     has_all_experts = first is None
     used = None if has_all_experts else layout.filled
 
-    def product(x_ntI: Array, w_EIO: Array) -> Array:
-        y_ntO: Array = _tile_product(x_ntI, w_EIO, layout.expert_n, used)
-        return y_ntO
-
-    # Copy each token to the rows of its pairs.
-    x_MD = _take(pairs.x_BTD.reshape(-1, D), layout.pair_M, layout.row_X, A)
+    x_MD = _tokens_to_rows(pairs.x_BTD.reshape(-1, D), layout, A)
     x_ntD = x_MD.reshape(n, t, D)
-    y_ntD = mlp_of_rows(x_ntD, weights, activate, product)
+    y_ntD = mlp_of_rows(x_ntD, weights, activate, lambda x, w: _tile_product(x, w, layout.expert_n, used))
 
     # Restore the order of the tokens, and add the terms of each token.
-    y_XD = _take(y_ntD.reshape(-1, D), layout.row_X, layout.pair_M, 1)
+    y_XD = _rows_to_pairs(y_ntD.reshape(-1, D), layout)
     return weighted_sum(y_XD.astype(jnp.float32), pairs.share_BTA)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _take(x_RD: Array, index_M: Array, inverse_X: Array, copies: int) -> Array:
-    """Return the rows `x_RD[index_M // copies]`: `[M, D]`; zeros for indices beyond the last row.
-
-    `by_tiles` copies tokens to the rows of tiles, and then rows back, with the two index arrays exchanged. The derivative reads
-    the gradient at the inverse indices. JAX's derivative would add each row to an array of zeros.
-
-    Args:
-        x_RD: R rows; X = R * copies.
-        index_M: indices from 0 to X; each index below X occurs at most once.
-        inverse_X: position of each index in `index_M`; M: no position.
-        copies: number of consecutive indices that mean the same row.
-    """
-    return jnp.asarray(x_RD).at[index_M // copies].get(mode="fill", fill_value=0)
-
-
-def _take_backward(copies: int, inverse_X: Array, dy_MD: Array) -> tuple[Array, None, None]:
-    dy_XD = dy_MD.at[inverse_X].get(mode="fill", fill_value=0)
-    dx_RD = dy_XD.reshape(-1, copies, dy_MD.shape[-1]).sum(1, dtype=jnp.float32)
-    return dx_RD.astype(dy_MD.dtype), None, None
-
-
-_take.defvjp(
-    lambda x_RD, index_M, inverse_X, copies: (_take(x_RD, index_M, inverse_X, copies), inverse_X),
-    _take_backward,
-)
 
 
 def tiles_of(pairs: int, E: int, largest: int) -> tuple[int, int]:
@@ -100,7 +68,7 @@ def tiles_of(pairs: int, E: int, largest: int) -> tuple[int, int]:
 
 
 class _Layout(NamedTuple):
-    """The M rows of all tiles; tiles with pairs come first. Indices are int32.
+    """The pairs in the M rows of all tiles; tiles with pairs come first. Indices are int32.
 
     Attributes:
         row_X: row of each pair; M for the pairs of other devices.
@@ -118,6 +86,13 @@ class _Layout(NamedTuple):
 def _layout(expert_X: Array, own_X: Array, E: int, n: int, t: int) -> _Layout:
     """Return the layout of pairs in tiles.
 
+    Example: X = 6 pairs with E = 3 experts, in tiles of t = 4 rows; the last two of the n = 5 tiles have no pairs.
+
+        expert_X  0 2 0 0 0 0  ->  size_E 5 0 1, tiles_E 2 0 1, first_tile_E 0 2 2
+        row_X     0 8 1 2 3 4
+        pair_M    0 2 3 4 | 5 6 6 6 | 1 6 6 6 | 6 6 6 6 | 6 6 6 6
+        expert_n  0       | 0       | 2       | 2       | 2
+
     Args:
         expert_X: the expert of each pair; E for the pairs of other devices.
         own_X: whether the expert of each pair is on this device.
@@ -125,26 +100,67 @@ def _layout(expert_X: Array, own_X: Array, E: int, n: int, t: int) -> _Layout:
         n: number of tiles.
         t: rows of a tile.
     """
+    X = len(expert_X)
+    M = n * t
+
     # The tiles of an expert are consecutive, and as few as its pairs fit into.
     size_E = jnp.bincount(expert_X, length=E)
     tiles_E = -(-size_E // t)
     first_tile_E = jnp.cumsum(tiles_E) - tiles_E
-
-    # Rank each pair among the pairs of its expert, in the order of the tokens.
-    order_X = jnp.argsort(expert_X, stable=True)
-    sorted_X = expert_X[order_X]
-    begin_E = jnp.cumsum(size_E) - size_E
-    rank_X = jnp.arange(len(expert_X)) - begin_E[sorted_X]
-    row_X = jnp.zeros_like(order_X).at[order_X].set(first_tile_E[sorted_X] * t + rank_X)
-
+    # An expert without tiles has the same first tile as the next expert: of equal values, `right` finds the last.
     expert_n = jnp.searchsorted(first_tile_E, jnp.arange(n), side="right") - 1
-    filled = tiles_E.sum()
 
-    # Invert `row_X`. Pairs of other devices have a row beyond the last, so they are dropped.
-    X = len(expert_X)
-    row_X = jnp.where(own_X, row_X, n * t)
-    pair_M = jnp.full(n * t, X, row_X.dtype).at[row_X].set(jnp.arange(X, dtype=row_X.dtype), mode="drop")
-    return _Layout(row_X, pair_M, expert_n, filled)
+    row_X = first_tile_E[expert_X] * t + _rank(expert_X, size_E)
+    row_X = jnp.where(own_X, row_X, M)
+    # Invert `row_X`. The pairs of other devices have the row M, beyond the last, so they are dropped.
+    pair_M = jnp.full(M, X, row_X.dtype).at[row_X].set(jnp.arange(X, dtype=row_X.dtype), mode="drop")
+    return _Layout(row_X, pair_M, expert_n, filled=tiles_E.sum())
+
+
+def _rank(expert_X: Array, size_E: Array) -> Array:
+    """Return the number of earlier pairs with the same expert, for each pair; any number for pairs of other devices."""
+    order_X = jnp.argsort(expert_X, stable=True)
+    begin_E = jnp.cumsum(size_E) - size_E
+    rank_in_order_X = jnp.arange(len(expert_X)) - begin_E[expert_X[order_X]]
+    return jnp.zeros_like(order_X).at[order_X].set(rank_in_order_X)
+
+
+# JAX's derivatives of the next two functions would add each row to an array of zeros. A row has at most one pair, and a pair at
+# most one row, so their derivatives read rows too: `pair_M` and `row_X` are inverse to each other.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _tokens_to_rows(x_RD: Array, layout: _Layout, A: int) -> Array:
+    """Copy each token to the rows of its pairs: `[M, D]`; padding is 0. Pair i is of token `i // A`."""
+    token_M = layout.pair_M // A  # R for padding: beyond the last token
+    return _read(jnp.asarray(x_RD), token_M)
+
+
+def _tokens_to_rows_backward(A: int, layout: _Layout, dx_MD: Array) -> tuple[Array, None]:
+    dx_XD = _read(dx_MD, layout.row_X)
+    dx_RAD = dx_XD.reshape(-1, A, dx_MD.shape[-1])
+    return dx_RAD.sum(1, dtype=jnp.float32).astype(dx_MD.dtype), None
+
+
+_tokens_to_rows.defvjp(lambda x_RD, layout, A: (_tokens_to_rows(x_RD, layout, A), layout), _tokens_to_rows_backward)
+
+
+@jax.custom_vjp
+def _rows_to_pairs(y_MD: Array, layout: _Layout) -> Array:
+    """Return the row of each pair: `[X, D]`; 0 for pairs of other devices."""
+    return _read(y_MD, layout.row_X)
+
+
+def _rows_to_pairs_backward(layout: _Layout, dy_XD: Array) -> tuple[Array, None]:
+    return _read(dy_XD, layout.pair_M), None
+
+
+_rows_to_pairs.defvjp(lambda y_MD, layout: (_rows_to_pairs(y_MD, layout), layout), _rows_to_pairs_backward)
+
+
+def _read(x: Array, index: Array) -> Array:
+    """Return the rows of x at indices; 0 for an index beyond the last row."""
+    return x.at[index].get(mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
@@ -165,28 +181,6 @@ def _tile_product(x_ntI: Array, w_EIO: Array, expert_n: Array, used: Array | Non
         return x_tI @ w_EIO[expert]
 
     return _map_tiles(multiply, (x_ntI, expert_n), used)
-
-
-def _map_tiles(function: Callable[[Any], Array], tiles: Any, used: Array | None) -> Array:
-    """Apply a function to the first `used` tiles, and stack the results; results of other tiles are 0. None: all tiles."""
-
-    def tile(i: Any) -> Any:
-        return jax.tree.map(lambda x: x[i], tiles)
-
-    def write(i: Array, results: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(results, function(tile(i)), i, 0)
-
-    result = jax.eval_shape(function, tile(0))
-    array, *_ = jax.tree.leaves(tiles)
-    n = len(array)
-    zeros = _zeros((n, *result.shape), result.dtype, after=array)
-    return jax.lax.fori_loop(0, n if used is None else used, write, zeros)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
-    """Return zeros that depend on an array: otherwise XLA for GPUs creates the zeros of all layers when a step begins."""
-    zero, _ = jax.lax.optimization_barrier((jnp.zeros((), dtype), after))
-    return jnp.broadcast_to(zero, shape)
 
 
 def _tile_product_forward(
@@ -216,3 +210,25 @@ def _tile_product_backward(
 
 
 _tile_product.defvjp(_tile_product_forward, _tile_product_backward)
+
+
+def _map_tiles(function: Callable[[Any], Array], tiles: Any, used: Array | None) -> Array:
+    """Apply a function to the first `used` tiles, and stack the results; results of other tiles are 0. None: all tiles."""
+
+    def tile(i: Any) -> Any:
+        return jax.tree.map(lambda x: x[i], tiles)
+
+    def write(i: Array, results: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(results, function(tile(i)), i, 0)
+
+    result = jax.eval_shape(function, tile(0))
+    array, *_ = jax.tree.leaves(tiles)
+    n = len(array)
+    zeros = _zeros((n, *result.shape), result.dtype, after=array)
+    return jax.lax.fori_loop(0, n if used is None else used, write, zeros)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
+    """Return zeros that depend on an array: otherwise XLA for GPUs creates the zeros of all layers when a step begins."""
+    zero, _ = jax.lax.optimization_barrier((jnp.zeros((), dtype), after))
+    return jnp.broadcast_to(zero, shape)

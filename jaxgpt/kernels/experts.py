@@ -1,8 +1,7 @@
 """Equivalents of `ops.experts.experts` that compute only the chosen pairs of token and expert, and drop no pair.
 
-Letters in names, here and in the modules `expert_pairs`, `expert_tiles` and `sharded_experts`: E experts (in functions of one
-device, its experts), A active experts of a token, X pairs of token and expert, n tiles, t rows of a tile, M rows of all tiles,
-I and O inputs and outputs of a matrix.
+Letters in names, here and in the modules `expert_pairs` and `sharded_experts`: E experts (in functions of one device, its
+experts), A active experts of a token, X pairs of token and expert.
 """
 
 from __future__ import annotations
