@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.balance import halos_of
-from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.flash import LANES
 from jaxgpt.kernels.sharded import gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash, tile_size
 from jaxgpt.ops import AttendFn

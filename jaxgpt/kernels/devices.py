@@ -12,13 +12,20 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
 
-LANES = 128  # vector width of a TPU, a divisor of the tile sizes of splash attention
+# Logical axes that `only_rows_are_divided` lets a mesh shard: rows of batches, and Muon's stack of matrices, which no operation
+# of the model reads.
+ROWS = ("batch", "lookup", "residual")
+STACKS = ("matrices",)
 
 
 def per_device(
     local: Callable[..., Array], q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None
 ) -> Array:
-    """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads, over whole sequences."""
+    """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads, over whole sequences.
+
+    `local` must support K key heads that divide the N query heads: if the rules shard both alike, and without a mesh, the keys
+    are not repeated.
+    """
     if document_BT is not None:
         document_BT = jnp.broadcast_to(document_BT, q_BTNH.shape[:2])
 
@@ -56,7 +63,10 @@ def mesh_axes(spec: PartitionSpec, axis: int) -> tuple[str, ...]:
 
 
 def with_heads_of_queries(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array) -> tuple[Array, Array]:
-    """Return keys and values that can be sharded like the query heads: repeated if the rules shard both differently."""
+    """Return keys and values that can be sharded like the query heads.
+
+    Their heads are repeated if the rules shard the heads of queries and keys differently, and unchanged otherwise.
+    """
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     if rules.get("heads") == rules.get("kv_heads"):
         return k_BKSH, v_BKHS
@@ -65,11 +75,10 @@ def with_heads_of_queries(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array) -> tuple[
 
 
 def only_rows_are_divided() -> bool:
-    """Return whether the current mesh and sharding rules shard only the rows of batches."""
+    """Return whether the current mesh and sharding rules shard no operand of the model's operations, except by rows."""
     sizes = jax.sharding.get_abstract_mesh().shape
     for name, axes in nn.get_logical_axis_rules():
-        if name in ("batch", "lookup", "residual", "matrices"):  # rows of batches, and Muon's stack of matrices
-            continue
-        if any(sizes.get(axis, 1) != 1 for axis in jax.tree.leaves(axes)):
+        is_divided = any(sizes.get(axis, 1) != 1 for axis in jax.tree.leaves(axes))
+        if is_divided and name not in (*ROWS, *STACKS):
             return False
     return True

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.kernels.devices import LANES, per_device
+from jaxgpt.kernels.devices import per_device
 from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Edit, Visible, attend
 
+LANES = 128  # vector width of a TPU, a divisor of the tile sizes of splash attention
 TILE = 1024  # maximum number of queries or keys in a tile
 
 

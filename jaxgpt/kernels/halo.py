@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.kernels.devices import LANES
 from jaxgpt.kernels.division import AttentionInputs
+from jaxgpt.kernels.flash import LANES
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions
 

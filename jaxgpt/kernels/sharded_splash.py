@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgpt.kernels.devices import LANES, on_mesh, with_heads_of_queries
+from jaxgpt.kernels.devices import on_mesh, with_heads_of_queries
 from jaxgpt.kernels.division import AttentionInputs, Division, division_of
+from jaxgpt.kernels.flash import LANES
 from jaxgpt.kernels.gather import gather_keys
 from jaxgpt.kernels.halo import (
     Halo,

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
-from jaxgpt.kernels.devices import LANES
-from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.flash import LANES, cudnn_attention, splash_attention
 from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.sharded import gathered_attention, halo_attention, ring_attention
 from jaxgpt.kernels.sharded_splash import ShardedSplash

@@ -12,11 +12,11 @@ import pytest
 from helpers import cudnn_on_a_cpu, small, splash_on_a_cpu
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.kernels.devices import only_rows_are_divided
+from jaxgpt.kernels.devices import ROWS, STACKS, only_rows_are_divided
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.parallel.rules import Rules, change_rules, use_mesh
+from jaxgpt.parallel.rules import RULES, Rules, change_rules, use_mesh
 
 SPLIT = {"length": ("tensor",)}
 
@@ -60,3 +60,7 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
 def test_a_data_mesh_divides_only_rows(data: int, fsdp: int, expected: bool) -> None:
     with use_mesh(make_mesh(MeshConfig(data=data, fsdp=fsdp)), small("gpt2")):
         assert only_rows_are_divided() is expected
+
+
+def test_the_axes_of_rows_and_stacks_have_rules() -> None:
+    assert {*ROWS, *STACKS} <= set(RULES)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import halo, online
-from jaxgpt.kernels.devices import LANES
+from jaxgpt.kernels.flash import LANES
 from jaxgpt.kernels.halo import balanced_order, halo_size
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.kernels.sharded import MixedAttention, gathered_attention, halo_attention, ring_attention
