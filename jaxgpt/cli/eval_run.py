@@ -21,7 +21,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, load
 from jaxgpt.lm.weights import dequantize, quantize
 from jaxgpt.parallel.host import use_cores
-from jaxgpt.post.frozen_reference import open_reference
+from jaxgpt.post.frozen_reference import open_trained_reference
 from jaxgpt.post.held_out_divergence import DivergenceResult, HeldOutDivergence
 from jaxgpt.post.held_out_reward import HeldOutReward, RewardResult
 from jaxgpt.post.start import build_program, named_reward
@@ -180,7 +180,7 @@ def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> R
 
 def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
     """Compute the divergence from the teacher of a run, on answers to prompts."""
-    teacher = open_reference(lm.config, run)
+    teacher = open_trained_reference(run)
     assert teacher is not None
     program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher.argument)
     evaluator = HeldOutDivergence()
@@ -189,7 +189,8 @@ def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceR
 
 def _loss(lm: LM, run: Run, split: Split, weights: Weights, activity: Progress) -> Loss:
     """Compute the loss of the weights as trained, and of the weights rounded to the type `weights`."""
-    reference = open_reference(lm.config, run)
+    # The evaluation may have the objective next-token instead of the objective of the training.
+    reference = open_trained_reference(run) if lm.config.post.has_reference else None
     program = build_program(_on_this_machine(lm.config), frozen=reference.argument if reference else None)
 
     def loss(params: Any) -> Evaluation:

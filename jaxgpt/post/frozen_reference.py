@@ -1,4 +1,4 @@
-"""The frozen reference of a run, or its teacher: checked when the run starts, and found again later."""
+"""The frozen reference of a run, or its teacher: checked for a new run, and opened for training and evaluation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from jaxgpt.checkpoint.index import weights_at
 from jaxgpt.checkpoint.needed import recorded_checkpoint
 from jaxgpt.checkpoint.paths import parse_checkpoint
 from jaxgpt.checkpoint.run import Run, open_run
-from jaxgpt.checkpoint.source import open_source
+from jaxgpt.checkpoint.source import WeightSource, open_base, open_source
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.frozen_sources import FrozenWeights
+from jaxgpt.trainer.frozen_sources import FrozenWeights, open_same_model
 
-# Settings of the model that do not change its logits, or change only the maximum number of positions.
-WITHOUT_EFFECT = ("dropout", "init", "init_std", "block_size")
+WITHOUT_EFFECT = ("dropout", "init", "init_std")  # settings of the model that do not change its logits
 
 
 def with_reference(config: Config, tokenizer: Tokenizer) -> Config:
@@ -69,60 +68,67 @@ def check_reference(config: Config, model: ModelConfig) -> None:
 
 def different_setting(a: ModelConfig, b: ModelConfig) -> str:
     """Return the name of a setting with an effect on logits that differs between two models, or ""."""
-    free = WITHOUT_EFFECT if a.positions != "learned" else [name for name in WITHOUT_EFFECT if name != "block_size"]
+    without_effect = set(WITHOUT_EFFECT)
+    if a.positions != "learned":
+        without_effect.add("block_size")  # the maximum number of positions; learned positions are weights
     for name in vars(a):
-        if name not in free and getattr(a, name) != getattr(b, name):
+        if name not in without_effect and getattr(a, name) != getattr(b, name):
             return name
     return ""
 
 
-def reference_path(config: Config, run: Run | None = None) -> str:
-    """Return the path of the reference that the trainer reads, RUN/checkpoints/STEP, or "".
-
-    With adapters, the trainer freezes their base, which is also the reference, except in distillation.
+def open_reference(config: Config, run: Run | None) -> WeightSource | None:
+    """Open the frozen weights that the objective of a run reads, without reading them.
 
     Args:
         config: settings of the run.
-        run: the run, if it exists: a reference that has moved is also found next to it.
+        run: the run, if it exists: weights that have moved are also found next to it.
+
+    Returns:
+        The teacher in distillation; otherwise the weights at `post.reference` or, if it is empty, the initial weights. None if
+        the objective reads no such weights, or the reference is the base of adapters, which the trainer opens anyway.
 
     Raises:
-        UserError: if the reference of the run is missing.
+        UserError: if the weights are missing or damaged, or a reference has a different architecture than the trained model.
     """
-    is_base = bool(config.lora.rank) and not config.post.is_distillation
-    if is_base or not config.post.has_reference:
-        return ""
-    path = config.post.reference or config.init_from
+    post = config.post
+    if post.is_distillation:
+        return open_source(*parse_checkpoint(_found(post.reference, run)))
+    if config.lora.rank or not post.has_reference:
+        return None
+    if post.reference:
+        return open_same_model(_found(post.reference, run), config)
+
+    # With the optimizer state of a run, training starts from the parameters of its checkpoint, not from their EMA.
+    part = "params" if config.state_from else ""
+    return open_same_model(_found(config.init_from, run), config, part)
+
+
+def _found(path: str, run: Run | None) -> str:
+    """Return the path of frozen weights; for an existing run, find them at the path or next to the run.
+
+    Raises:
+        UserError: if the weights of an existing run are missing.
+    """
     if run is None:
         return path
-    found = recorded_checkpoint(run, path)
-    if found is None:
+    checkpoint = recorded_checkpoint(run, path)
+    if checkpoint is None:
         raise UserError(
             f"{run.path} needs its reference {path}, which is missing: restore it, or move it next to {run.path}"
         )
-    return str(found)
+    return str(checkpoint)
 
 
-def reference_part(config: Config) -> str:
-    """Return the part of the checkpoint at `reference_path` that is the reference, as for `open_source`.
+def open_trained_reference(run: Run) -> FrozenWeights | None:
+    """Open the frozen weights that the objective of an existing run reads, to evaluate its weights, merged with any base.
 
-    Training with the optimizer state of a run (`state_from`) starts from its parameters, not from their EMA. Without
-    `post.reference`, the reference is equal to the initial weights.
+    Reading the result raises `UserError` if its weights differ from those in training. None: the objective reads no weights.
     """
-    return "params" if config.state_from and not config.post.reference else ""
-
-
-def open_reference(config: Config, run: Run) -> FrozenWeights | None:
-    """Open the reference of an existing run, to evaluate its merged weights; None: the objective has no reference.
-
-    Reading the result raises `UserError` if its weights differ from the reference in training.
-
-    Args:
-        config: settings of the evaluation.
-        run: the run that was trained with the reference.
-    """
-    path = reference_path(config, run)
-    if not path:
+    config = run.config()
+    if not config.post.has_reference:
         return None
-    is_next_to_base = bool(run.config().lora.rank) and config.post.is_distillation
-    source = open_source(*parse_checkpoint(path), reference_part(config))
-    return FrozenWeights(source, run, "frozen" if is_next_to_base else "base")
+    source = open_reference(config, run)
+    if source is None:
+        return FrozenWeights(open_base(run, config), run, part="base")
+    return FrozenWeights(source, run, part="frozen" if config.lora.rank else "base")

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jaxgpt.checkpoint.paths import parse_checkpoint
-from jaxgpt.checkpoint.source import open_source
 from jaxgpt.config import Config, ModelConfig, PostConfig
 from jaxgpt.errors import UserError
-from jaxgpt.post.frozen_reference import reference_part, reference_path
+from jaxgpt.post.frozen_reference import open_reference
 from jaxgpt.post.held_out_divergence import HeldOutDivergence
 from jaxgpt.post.held_out_reward import HeldOutReward
 from jaxgpt.post.objective import objective_of
@@ -22,7 +20,6 @@ from jaxgpt.post.rollouts import Rollouts
 from jaxgpt.progress import NO_PROGRESS, Progress
 from jaxgpt.reward_words import is_own_code
 from jaxgpt.trainer.build import build
-from jaxgpt.trainer.frozen_sources import open_same_model
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.start import Start
 
@@ -61,17 +58,14 @@ def with_objective(
     """
     config = start.config
     post = config.post
-    # The path of a reference or teacher; "": no reference, or the reference is the base of the adapters.
-    reference = reference_path(config, start.resumed)
 
     # Frozen arrays: a reference with the model of the run, or a teacher with its own model.
     teacher: ModelConfig | None = None
-    if post.is_distillation:
-        source = open_source(*parse_checkpoint(reference))
-        teacher = source.config.model
-        start = start._replace(frozen=source)
-    elif reference:
-        start = start._replace(frozen=open_same_model(reference, config, reference_part(config)))
+    reference = open_reference(config, start.resumed)
+    if reference:
+        start = start._replace(frozen=reference)
+        if post.is_distillation:
+            teacher = reference.config.model
 
     # Program, batches and evaluation; by default, batches of the data and their loss.
     if config.computes_reference_once:

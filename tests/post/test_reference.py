@@ -319,3 +319,28 @@ def test_the_reference_of_a_run_with_an_optimizer_state_is_its_initial_weights_n
     first_step = next(row for row in metrics("second") if "loss" in row)
     assert first_step["margin"] == first_step["reward_chosen"] == 0
     assert first_step["loss"] == pytest.approx(np.log(2))
+
+
+def test_adapters_trained_with_an_optimizer_state_are_evaluated_with_the_average_of_their_base() -> None:
+    """The optimizer state comes from other adapters; the base, which is the reference, is still read as its EMA."""
+    train("first", *flags(optim__ema_decay=0.8))
+    settings = ["--data.path", "pairs.jsonl", *SETTINGS, "--train.steps", "4"]
+    result = jaxgpt("train", "finetune", "--init-from", "first", "--lora.rank", "2", "--out", "adapters", *settings)
+    assert result.code == 0, result.err
+    result = jaxgpt(
+        "train",
+        "finetune",
+        "--init-from",
+        "adapters",
+        "--keep-optimizer",
+        "--lora.rank",
+        "2",
+        "--out",
+        "next",
+        *settings,
+    )
+    assert result.code == 0, result.err
+    found = jaxgpt("eval", "next", "--json")
+    assert found.code == 0, found.err
+    last = [row for row in metrics("next") if "val_loss" in row][-1]
+    assert found.json["loss"] == pytest.approx(last["val_loss"], rel=1e-5)
