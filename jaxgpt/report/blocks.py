@@ -21,8 +21,12 @@ def blocks(split: Split, size: int, progress: Progress, following: int = 0) -> I
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:
-    """Return start and length of evenly spaced blocks that cover at most `limit` of `length` tokens."""
+    """Return start and length of evenly spaced blocks that cover at most `limit` of `length` tokens.
+
+    `limit` is at least `SAMPLED`, the length of a block, unless it is at least `length`.
+    """
     if length <= limit:
         return [(0, length)]
+    assert limit >= SAMPLED
     starts = np.linspace(0, length - SAMPLED, limit // SAMPLED)
     return [(int(start), SAMPLED) for start in starts]

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxgpt.data import Mixture, Tokens
 from jaxgpt.errors import UserError
+from jaxgpt.report.fitted_ngrams import fit_ngrams
 from jaxgpt.report.hashes import Grams, overlap
 from jaxgpt.report.ngrams import GramCounts, cross_entropies, probabilities, trigrams
 
@@ -125,3 +127,9 @@ def test_overlap_equals_that_of_sets(train: np.ndarray, val: np.ndarray, n: int,
     expected = np.mean([gram in known for gram in val_grams])
     blocks = (Grams(train[i : i + block + n - 1]).of(n) for i in range(0, len(train), block))
     assert overlap(Grams(val).of(n), blocks) == pytest.approx(expected)
+
+
+def test_a_mixture_without_ids_has_no_trigrams() -> None:
+    train = Tokens([np.arange(9)], vocab_size=9)
+    empty = Mixture.constant([Tokens([], vocab_size=9)], [1])
+    assert fit_ngrams(train, empty, 9, counted=1 << 20, evaluated=1 << 20) is None
