@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxgpt.plan.collectives import COLLECTIVES, Collective
-from jaxgpt.plan.device_groups import axes_of, group_of
+from jaxgpt.plan.device_groups import read_group
 from jaxgpt.plan.executions import count_executions
 from jaxgpt.plan.hlo import Computation, Instruction, array_bytes, read_computations, root_of
 from jaxgpt.plan.source_paths import site_of
@@ -85,12 +85,12 @@ def _collective(
         assert root is not None
         sizes = array_bytes(root.shape)
 
-    group = group_of(instruction.rest, devices)
-    axes = axes_of(instruction.rest, group, mesh) if mesh else ()
+    group = read_group(instruction.rest, devices)
+    axes = group.axes(mesh) if mesh else ()
     site = site_of(instruction.path)
     if len(sizes) > 1 and site:  # one instruction for the arrays of several places
         site = f"{site} and {len(sizes) - 1} more"
-    return Collective(kind, sum(sizes), len(group), axes=axes, site=site)
+    return Collective(kind, sum(sizes), len(group.devices), axes=axes, site=site)
 
 
 def _result_bytes(instruction: Instruction) -> list[float]:

@@ -21,7 +21,7 @@ from jaxgpt.model.gpt import GPT
 from jaxgpt.model.init import init_params
 from jaxgpt.model.scan import ScannedGPT, stack_layers
 from jaxgpt.plan.collectives import Collective
-from jaxgpt.plan.device_groups import axes_of, group_of
+from jaxgpt.plan.device_groups import DeviceGroup, read_group
 from jaxgpt.plan.hlo import array_bytes, read_computations
 from jaxgpt.plan.program_text import read_program
 from jaxgpt.plan.source_paths import site_of
@@ -47,14 +47,14 @@ def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None
         if all(place[i] == 0 for i in range(len(sizes)) if i not in chosen)
     ]
     line = f"replica_groups=mesh[{mesh}] {{{axes}}}, dimensions={{0}}"
-    assert sorted(group_of(line, 1000)) == expected
-    assert set(axes_of(line, expected, shape)) == {names[i] for i in chosen if sizes[i] > 1}
+    assert sorted(read_group(line, 1000).devices) == expected
+    assert set(DeviceGroup(expected).axes(shape)) == {names[i] for i in chosen if sizes[i] > 1}
 
     # The same group as a transposed array of groups.
     order = [i for i in range(len(sizes)) if i not in chosen] + [i for i in order if i in chosen]
     rows = math.prod(sizes[i] for i in range(len(sizes)) if i not in chosen)
     grid = f"[{rows},{math.prod(sizes) // rows}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})"
-    assert sorted(group_of(f"replica_groups={grid}, x=1", 1000)) == expected
+    assert sorted(read_group(f"replica_groups={grid}, x=1", 1000).devices) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,16 @@ def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None
     ],
 )
 def test_other_notations_of_groups(line: str, group: list[int]) -> None:
-    assert group_of(line, 5) == group
+    assert read_group(line, 5).devices == group
     with pytest.raises(ValueError, match="unknown syntax"):
-        group_of("replica_groups=somehow", 1000)
+        read_group("replica_groups=somehow", 1000)
 
 
 def test_the_axes_of_a_permutation_are_those_along_which_data_move() -> None:
-    line = "source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"
-    assert axes_of(line, [0, 1, 2, 3], {"data": 2, "tensor": 2}) == ("tensor",)
-    assert axes_of(line, [0, 1, 2, 3], {"data": 2}) == ()
+    group = read_group("source_target_pairs={{0,1},{1,0},{2,3},{3,2}}", 4)
+    assert group.devices == [0, 1, 2, 3]
+    assert group.axes({"data": 2, "tensor": 2}) == ("tensor",)
+    assert group.axes({"data": 2}) == ()
 
 
 @pytest.mark.parametrize(
