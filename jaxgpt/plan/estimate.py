@@ -15,7 +15,7 @@ from jaxgpt.plan.attention import key_bytes, key_elements, key_exchange
 from jaxgpt.plan.collectives import Collective, merged
 from jaxgpt.plan.cost import StepCost
 from jaxgpt.plan.counts import Counts, counts_of, extrapolated_counts
-from jaxgpt.plan.exchanges import StepSizes, implied
+from jaxgpt.plan.exchanges import StepSizes, implied, untied_table_elements
 from jaxgpt.plan.microbatch import pair_rows, trace
 from jaxgpt.plan.one_device import microbatches_of, one_device
 from jaxgpt.plan.topology import Topology
@@ -152,20 +152,24 @@ def _growth_of_pairs(config: Config, target: Target, work: Work) -> float:
 def _collectives(config: Config, topology: Topology, work: Work, counts: Counts) -> tuple[Collective, ...]:
     """Return the collectives that the sharding table implies for a step; `counts`: costs with all layers."""
     part = one_device(config)
+    vocab_size = part.model.vocab_size
+    reference = work.frozen_model(config)
+    reference_elements = 0.0
+    if reference:
+        reference_elements = counts.reference_weights - untied_table_elements(reference, vocab_size)
     sizes = StepSizes(
         config=config,
         slices=topology.slices,
         microbatches=microbatches_of(config).accumulation,
-        width=jnp.dtype(config.train.compute_dtype).itemsize,
-        rows=part.train.batch_size * work.windows,
-        vocab=part.model.vocab_size,
-        weights=counts.weights,
-        gradients=counts.gradients,
-        keys=key_elements(config) * work.windows,
-        key_exchange=key_exchange(config, topology.target),
+        windows=part.train.batch_size * work.windows,
         logit_chunks=_logit_chunks(config),
-        reference=work.frozen_model(config),
-        reference_weights=counts.reference_weights,
+        key_exchange=key_exchange(config, topology.target),
+        element_bytes=jnp.dtype(config.train.compute_dtype).itemsize,
+        vocab_size=vocab_size,
+        weight_elements=counts.weights - untied_table_elements(config.model, vocab_size),
+        reference_elements=reference_elements,
+        gradients=counts.gradients,
+        key_elements=key_elements(config) * work.windows,
     )
     return tuple(implied(sizes))
 

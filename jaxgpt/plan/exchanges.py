@@ -14,21 +14,20 @@ from jaxgpt.plan.counts import GradientElements
 
 
 class StepSizes(NamedTuple):
-    """The sizes that determine the collectives of a step."""
+    """The sizes that determine the collectives of a step. All except `slices` are sizes on one device."""
 
     config: Config  # settings of the run, with a resolved mesh
     slices: int  # number of slices, along data
-    microbatches: int  # number of microbatches
-    width: int  # bytes of an element in the compute dtype
-    rows: int  # windows of a microbatch on a device
-    vocab: int  # size of the vocabulary on a device
-    weights: float  # elements of the weights, gathered along fsdp
-    gradients: GradientElements
-    keys: float  # elements of the keys and values of a block, in whole windows
+    microbatches: int  # number of microbatches of the step
+    windows: int  # number of windows of a microbatch
+    logit_chunks: int  # number of chunks of the logits of a microbatch (train.loss_chunk)
     key_exchange: KeyExchange
-    logit_chunks: int  # chunks of the logits of a microbatch (train.loss_chunk)
-    reference: ModelConfig | None  # architecture of the frozen weights that the objective reads; None: no such weights
-    reference_weights: float  # elements of the weights of `reference`, gathered along fsdp
+    element_bytes: int  # bytes of an element in the compute dtype
+    vocab_size: int  # rows of the token table, which `tensor` may divide
+    weight_elements: float  # elements of the weights that are gathered along fsdp
+    reference_elements: float  # such elements of the frozen weights that the objective reads; 0: no such weights
+    gradients: GradientElements
+    key_elements: float  # elements of the keys and values of a block, in whole windows
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -36,18 +35,17 @@ class StepSizes(NamedTuple):
         return sizes_of(self.config.mesh)
 
     @property
-    def stream(self) -> float:
-        """Elements of the residual stream of a microbatch on a device."""
-        return self.rows * self.config.window / self.mesh["context"] * self.config.model.n_embd
+    def stream_elements(self) -> float:
+        """Elements of the residual stream of a microbatch."""
+        return self.windows * self.config.window / self.mesh["context"] * self.config.model.n_embd
 
-    @property
-    def table(self) -> float:
-        """Elements of an untied token table, which is not gathered: its rows are exchanged instead."""
-        return self.table_of(self.config.model)
 
-    def table_of(self, model: ModelConfig) -> float:
-        """Return the elements of an untied token table of a model, like `table`."""
-        return 0.0 if model.tie_embeddings else self.vocab * model.n_embd
+def untied_table_elements(model: ModelConfig, vocab_size: int) -> float:
+    """Return the elements of an untied token table of `vocab_size` rows; 0 for tied embeddings.
+
+    Along fsdp, an untied table is not gathered: the embeddings of its rows are exchanged instead (`embedding_exchanges`).
+    """
+    return 0.0 if model.tie_embeddings else vocab_size * model.n_embd
 
 
 def implied(step: StepSizes) -> Iterator[Collective]:
@@ -63,38 +61,41 @@ def weight_gathers(step: StepSizes) -> Iterator[Collective]:
 
     All gathers except the first are avoidable: a program may keep the gathered weights in memory.
     """
-    size = step.width * (step.weights - step.table)
     group = step.mesh["fsdp"]
     count = step.microbatches
+    size = step.element_bytes * step.weight_elements
     yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site="weights", avoidable=2 * count - 1)
-    if step.reference:
-        size = step.width * (step.reference_weights - step.table_of(step.reference))
+    if step.reference_elements:
+        reference_size = step.element_bytes * step.reference_elements
         site = "weights of the reference"
-        yield Collective("all-gather", size, group, count, axes=("fsdp",), site=site, avoidable=count - 1)
+        yield Collective("all-gather", reference_size, group, count, axes=("fsdp",), site=site, avoidable=count - 1)
 
 
 def gradient_sums(step: StepSizes) -> Iterator[Collective]:
     """Yield the sums of the gradients: a reduce-scatter along fsdp, then all-reduces over the other axes and slices."""
     count = step.microbatches
-    table = 0.0 if step.config.lora.rank else step.table / step.mesh["fsdp"]
-    elements = step.gradients._replace(scattered=step.gradients.scattered - table)
+    gradients = step.gradients
+    if not step.config.lora.rank:
+        # The gradient of an untied token table arrives in exchanged rows.
+        table = untied_table_elements(step.config.model, step.vocab_size) / step.mesh["fsdp"]
+        gradients = gradients._replace(scattered=gradients.scattered - table)
     # A program may add the gradients of all microbatches first.
-    yield from _sums(step, elements, count, avoidable=count - 1, site="gradients")
+    yield from _sums(step, gradients, count, avoidable=count - 1, site="gradients")
 
 
 def repeated_chunks(step: StepSizes) -> Iterator[Collective]:
     """Yield the collectives of each chunk of logits after the first: the gathers of the head, and the sum of its gradient."""
     count = step.microbatches * (step.logit_chunks - 1)
     group = step.mesh["fsdp"]
-    head = step.vocab * step.config.model.n_embd
-    size = step.width * head
+    head_elements = step.vocab_size * step.config.model.n_embd
+    size = step.element_bytes * head_elements
     site = "head, for each chunk"
     # All are avoidable: a program may keep the gathered head, and add the gradients of all chunks first.
     yield Collective("all-gather", size, group, 2 * count, axes=("fsdp",), site=site, avoidable=2 * count)
     if not step.config.lora.rank:
-        shard = head / group
-        elements = GradientElements(summed={("data", "expert", "context"): shard}, scattered=shard)
-        yield from _sums(step, elements, count, avoidable=count, site=site)
+        shard = head_elements / group
+        gradient = GradientElements(summed={("data", "expert", "context"): shard}, scattered=shard)
+        yield from _sums(step, gradient, count, avoidable=count, site=site)
 
 
 def _sums(step: StepSizes, gradients: GradientElements, count: int, avoidable: int, site: str) -> Iterator[Collective]:
@@ -107,21 +108,24 @@ def _sums(step: StepSizes, gradients: GradientElements, count: int, avoidable: i
         avoidable: number of these executions that a program may avoid.
         site: name of the gradients.
     """
-    size = step.width * gradients.scattered
-    yield Collective("reduce-scatter", size, step.mesh["fsdp"], count, axes=("fsdp",), site=site, avoidable=avoidable)
+    scattered_size = step.element_bytes * gradients.scattered
+    yield Collective(
+        "reduce-scatter", scattered_size, step.mesh["fsdp"], count, axes=("fsdp",), site=site, avoidable=avoidable
+    )
 
     for names, elements in gradients.summed.items():
         axes = tuple(axis for axis in names if step.mesh[axis] > 1)
         group = math.prod(step.mesh[axis] for axis in axes)
-        size = step.width * elements
+        size = step.element_bytes * elements
         if not size or group == 1:
             continue
-        if step.slices > 1 and "data" in axes:
+        crosses_slices = step.slices > 1 and "data" in axes
+        group_in_slice = group // step.slices if crosses_slices else group
+        if crosses_slices:
             # Between slices, each device sums one shard of the gradients, already summed within its slice.
-            group //= step.slices
             yield Collective(
                 kind="all-reduce",
-                bytes=size / group,
+                bytes=size / group_in_slice,
                 group=step.slices,
                 times=count,
                 between_slices=True,
@@ -129,13 +133,13 @@ def _sums(step: StepSizes, gradients: GradientElements, count: int, avoidable: i
                 site=site,
                 avoidable=avoidable,
             )
-        yield Collective("all-reduce", size, group, count, axes=axes, site=site, avoidable=avoidable)
+        yield Collective("all-reduce", size, group_in_slice, count, axes=axes, site=site, avoidable=avoidable)
 
 
 def embedding_exchanges(step: StepSizes) -> Iterator[Collective]:
     """Yield the exchanges of token embeddings along fsdp, forward and backward, because the table is sharded."""
     times = 2 * step.microbatches
-    size = step.width * step.stream
+    size = step.element_bytes * step.stream_elements
     yield Collective(
         "all-to-all", size, step.mesh["fsdp"], times, axes=("fsdp",), site="token embeddings", avoidable=times
     )
@@ -153,24 +157,25 @@ def block_sums(step: StepSizes) -> Iterator[Collective]:
     avoidable = 0
 
     # Bytes per element of each sum of a block, forward and backward.
-    widths = [step.width, step.width]  # attention
+    compute = step.element_bytes
+    widths = [compute, compute]  # attention
     if model.n_experts:
-        widths += [4, step.width]
+        widths += [4, compute]
     else:
-        widths += [step.width, step.width]
+        widths += [compute, compute]
     if model.n_experts and model.shared_experts:
-        widths += [step.width, step.width]
+        widths += [compute, compute]
         avoidable = times  # a program may first add the gradients of the input of the experts and of this MLP
 
     for width in sorted(set(widths)):
         yield Collective(
             kind="all-reduce",
-            bytes=width * step.stream,
+            bytes=width * step.stream_elements,
             group=step.mesh["tensor"],
             times=widths.count(width) * times,
             axes=("tensor",),
             site="activations of blocks",
-            avoidable=avoidable if width == step.width else 0,
+            avoidable=avoidable if width == compute else 0,
         )
 
 
@@ -178,10 +183,10 @@ def expert_exchanges(step: StepSizes) -> Iterator[Collective]:
     """Yield the exchanges of expert parallelism: tokens to the experts and float32 outputs back, and their gradients."""
     times = step.config.model.n_layer * step.microbatches
     group = step.mesh["expert"]
-    size = step.width * step.stream * group
-    yield Collective("all-gather", size, group, 2 * times, axes=("expert",), site="tokens of experts")
-    for width in (step.width, 4):
-        size = width * step.stream
+    gathered_size = step.element_bytes * step.stream_elements * group
+    yield Collective("all-gather", gathered_size, group, 2 * times, axes=("expert",), site="tokens of experts")
+    for width in (step.element_bytes, 4):
+        size = width * step.stream_elements
         yield Collective("reduce-scatter", size, group, times, axes=("expert",), site="tokens of experts")
 
 
@@ -194,23 +199,25 @@ def key_exchanges(step: StepSizes) -> Iterator[Collective]:
     """
     group = step.mesh["context"]
     axes = ("context",)
-    size = step.width * step.keys
+    size = step.element_bytes * step.key_elements
     exchange = step.key_exchange
-    if exchange.halo_layers:
-        times = exchange.halo_layers * step.microbatches
-        sent = size * exchange.halo / step.config.window
-        yield Collective("collective-permute", sent, group, 2 * times, axes=axes, site="keys and values")
-        yield Collective("collective-permute", sent, group, times, axes=axes, site="gradients of keys")
 
-    times = (step.config.model.n_layer - exchange.halo_layers) * step.microbatches
+    in_halo_layers = exchange.halo_layers * step.microbatches
+    if in_halo_layers:
+        halo_size = size * exchange.halo / step.config.window
+        yield Collective("collective-permute", halo_size, group, 2 * in_halo_layers, axes=axes, site="keys and values")
+        yield Collective("collective-permute", halo_size, group, in_halo_layers, axes=axes, site="gradients of keys")
+
+    in_other_layers = (step.config.model.n_layer - exchange.halo_layers) * step.microbatches
     if exchange.all_keys == "gathered":
-        yield Collective("all-gather", size, group, 2 * times, axes=axes, site="keys and values")
-        yield Collective("reduce-scatter", size / group, group, times, axes=axes, site="gradients of keys")
+        yield Collective("all-gather", size, group, 2 * in_other_layers, axes=axes, site="keys and values")
+        yield Collective("reduce-scatter", size / group, group, in_other_layers, axes=axes, site="gradients of keys")
     if exchange.all_keys == "ring":
-        hops = 2 * (group - 1) * times
+        hops = 2 * (group - 1) * in_other_layers
         yield Collective("collective-permute", size / group, group, hops, axes=axes, site="keys and values")
-        float32_size = 4.0 * step.keys / group
-        yield Collective("collective-permute", float32_size, group, group * times, axes=axes, site="gradients of keys")
+        gradient_hops = group * in_other_layers
+        gradient_size = 4.0 * step.key_elements / group
+        yield Collective("collective-permute", gradient_size, group, gradient_hops, axes=axes, site="gradients of keys")
 
 
 # The functions are in the order of a step. For a new axis of the mesh, add a function.
