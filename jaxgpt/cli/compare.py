@@ -15,7 +15,6 @@ from jaxgpt.errors import UserError, plural
 if TYPE_CHECKING:
     from jaxgpt.study.difference import Difference
     from jaxgpt.study.seeds import SeedGroup
-    from jaxgpt.trainer.windows import WindowLosses
 
 ERROR_OF_SEEDS = "+- is the standard error over seeds, on the same validation windows"
 ERROR_OF_WINDOWS = "+- of a difference is the standard error over seeds and validation windows"
@@ -56,24 +55,20 @@ def seed_groups(runs: Mapping[str, RecordedRun]) -> list[SeedGroup]:
         UserError: if a run has no validation loss or has not finished, if its objective or evaluation differs from the
             first run, or if its record of the validation windows is damaged.
     """
-    from jaxgpt.study.seeds import final_evaluation, group_runs
+    from jaxgpt.study.seeds import FinishedRun, final_evaluation, group_runs
     from jaxgpt.trainer.windows import read_windows
 
-    losses = {}
+    finished = []
     last_evaluations = {}
-    windows: dict[str, WindowLosses] = {}
     for name, run in runs.items():
         evaluation = final_evaluation(name, run.lines, run.settings["train.steps"])
-        losses[name] = float(evaluation["val_loss"])
         last_evaluations[name] = evaluation
-        found = read_windows(run.path, evaluation)
-        if found is not None:
-            windows[name] = found
+        windows = read_windows(run.path, evaluation)
+        finished.append(FinishedRun(name, run.settings, float(evaluation["val_loss"]), windows))
 
-    settings = {name: run.settings for name, run in runs.items()}
-    _check_objective(settings)
+    _check_objective({name: run.settings for name, run in runs.items()})
     _check_same(last_evaluations)
-    return group_runs(settings, losses, windows)
+    return group_runs(finished)
 
 
 def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -147,7 +142,7 @@ def _advice(found: Difference) -> str:
     from jaxgpt.study.power import MOST_SEEDS, needs_windows, seeds_needed
 
     needed = seeds_needed(found)
-    if not needed:
+    if needed is None:
         return "the losses are equal"
     if needs_windows(found):
         return "more seeds alone would not suffice: evaluate on more validation text"
@@ -177,7 +172,7 @@ def _group_json(group: SeedGroup) -> dict[str, Any]:
     seeds = sorted(group.losses)
     return {
         "settings": group.settings,
-        "runs": [group.runs[seed] for seed in seeds],
+        "runs": [group.runs[seed].name for seed in seeds],
         "seeds": seeds,
         "losses": [group.losses[seed] for seed in seeds],
         "mean": group.mean,
@@ -198,5 +193,5 @@ def _difference_json(found: Difference) -> dict[str, Any]:
         "pairs": found.pairs,
         "windows": found.windows,
         "distinguishable": found.is_distinguishable,
-        "seeds_needed": seeds_needed(found) or None,
+        "seeds_needed": seeds_needed(found),
     }

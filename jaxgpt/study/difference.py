@@ -128,8 +128,13 @@ def difference(a: SeedGroup, b: SeedGroup) -> Difference:
 
 def _windows_of(group: SeedGroup, seeds: Sequence[int]) -> list[WindowLosses]:
     """Return the losses of the windows of each seed; [] unless all are known."""
-    known = [group.windows[seed] for seed in seeds if seed in group.windows]
-    return known if len(known) == len(seeds) else []
+    found = []
+    for seed in seeds:
+        windows = group.runs[seed].windows
+        if windows is None:
+            return []
+        found.append(windows)
+    return found
 
 
 def _paired(a: SeedGroup, b: SeedGroup, seeds: Sequence[int]) -> Difference:

@@ -16,20 +16,37 @@ from jaxgpt.trainer.windows import WindowLosses
 NOT_COMPARED = ("train.seed", "preset")  # settings that may differ within a group
 
 
+class FinishedRun(NamedTuple):
+    """A finished run.
+
+    Attributes:
+        name: name of the run.
+        settings: its settings, keyed by dotted name (`jaxgpt.config.flat`).
+        loss: final validation loss in nats per token.
+        windows: loss of each validation window; None: no record.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    loss: float
+    windows: WindowLosses | None = None
+
+
 class SeedGroup(NamedTuple):
-    """Runs with equal settings except `train.seed`.
+    """Runs with equal settings except `NOT_COMPARED`.
 
     Attributes:
         settings: the settings that differ between the groups.
-        losses: the final validation loss of each run in nats per token, keyed by seed.
-        runs: name of the run of each seed.
-        windows: loss of each validation window, keyed by seed; runs without such a record are omitted.
+        runs: the runs, keyed by seed.
     """
 
     settings: dict[str, Any]
-    losses: dict[int, float]
-    runs: dict[int, str]
-    windows: Mapping[int, WindowLosses] = {}
+    runs: dict[int, FinishedRun]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Final validation loss of each run in nats per token, keyed by seed."""
+        return {seed: run.loss for seed, run in self.runs.items()}
 
     @property
     def name(self) -> str:
@@ -81,62 +98,32 @@ def has_seeds(settings: Iterable[Mapping[str, Any]]) -> bool:
     )
 
 
-def group_runs(
-    settings: Mapping[str, Mapping[str, Any]],
-    losses: Mapping[str, float],
-    windows: Mapping[str, WindowLosses] | None = None,
-) -> list[SeedGroup]:
-    """Group runs that differ only in their seed, the lowest mean loss first.
-
-    Args:
-        settings: the settings of each run, keyed by dotted name (`jaxgpt.config.flat`).
-        losses: the final loss of each run.
-        windows: the loss of each validation window of the runs that have a record of them.
+def group_runs(runs: Sequence[FinishedRun]) -> list[SeedGroup]:
+    """Group runs that differ only in their seed, the lowest mean loss first; there is at least one run.
 
     Raises:
         UserError: if two runs have equal settings and seeds, so that their losses are not independent.
     """
-    compared = {run: _compared(values) for run, values in settings.items()}
-    first = next(iter(compared.values()))
-    differ = [name for name in first if any(values[name] != first[name] for values in compared.values())]
+    compared = [_compared(run.settings) for run in runs]
+    first, *others = compared
+    differing = [name for name in first if any(other[name] != first[name] for other in others)]
 
-    own = {run: {name: values[name] for name in differ} for run, values in compared.items()}
-    seeds = {run: values["train.seed"] for run, values in settings.items()}
-    recorded = windows or {}
+    groups: list[SeedGroup] = []
+    for run in runs:
+        settings = {name: run.settings[name] for name in differing}
+        group = next((group for group in groups if group.settings == settings), None)
+        if group is None:
+            group = SeedGroup(settings, {})
+            groups.append(group)
 
-    groups = []
-    for group_settings in _distinct(own.values()):
-        run_of = _runs_by_seed([run for run in own if own[run] == group_settings], seeds)
-        group = SeedGroup(
-            settings=group_settings,
-            losses={seed: losses[run] for seed, run in run_of.items()},
-            runs=run_of,
-            windows={seed: recorded[run] for seed, run in run_of.items() if run in recorded},
-        )
-        groups.append(group)
+        seed = run.settings["train.seed"]
+        if seed in group.runs:
+            other = group.runs[seed].name
+            raise UserError(f"{other} and {run.name} have equal settings and train.seed {seed}: omit one of them")
+        group.runs[seed] = run
     return sorted(groups, key=lambda group: group.mean)
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are equal within a group."""
     return {name: value for name, value in settings.items() if name not in NOT_COMPARED}
-
-
-def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the values without duplicates, in their order."""
-    found: list[dict[str, Any]] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found
-
-
-def _runs_by_seed(runs: Sequence[str], seeds: Mapping[str, int]) -> dict[int, str]:
-    """Return the runs of a group, keyed by seed; raise `UserError` if two have the same seed."""
-    run_of: dict[int, str] = {}
-    for run in runs:
-        seed = seeds[run]
-        if seed in run_of:
-            raise UserError(f"{run_of[seed]} and {run} have equal settings and train.seed {seed}: omit one of them")
-        run_of[seed] = run
-    return run_of

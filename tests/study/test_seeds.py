@@ -23,7 +23,7 @@ from jaxgpt.config_json import to_json
 from jaxgpt.errors import UserError
 from jaxgpt.study.difference import difference
 from jaxgpt.study.power import MOST_SEEDS, seeds_needed
-from jaxgpt.study.seeds import SeedGroup, final_evaluation, group_runs, standard_error
+from jaxgpt.study.seeds import FinishedRun, SeedGroup, final_evaluation, group_runs, standard_error
 from jaxgpt.trainer.mean_loss import loss_difference, summarize
 from jaxgpt.trainer.windows import WindowLosses, read_windows, write_windows
 
@@ -32,7 +32,8 @@ LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 
 def group(losses: list[float], first: int = 0, name: str = "a") -> SeedGroup:
     seeds = range(first, first + len(losses))
-    return SeedGroup({"x": name}, dict(zip(seeds, losses, strict=True)), {seed: f"{name}{seed}" for seed in seeds})
+    runs = {seed: FinishedRun(f"{name}{seed}", {}, loss) for seed, loss in zip(seeds, losses, strict=True)}
+    return SeedGroup({"x": name}, runs)
 
 
 def recorded(sums_SW: Any, counts_W: Any, first: int = 0, name: str = "a", windows: str = "same") -> SeedGroup:
@@ -41,7 +42,9 @@ def recorded(sums_SW: Any, counts_W: Any, first: int = 0, name: str = "a", windo
     losses = [np.sum(sums_W) / counts_W.sum() for sums_W in sums_SW]
     found = group(losses, first, name)
     records = [WindowLosses(windows, np.asarray(sums_W), counts_W) for sums_W in sums_SW]
-    return found._replace(windows=dict(zip(found.losses, records, strict=True)))
+    for (seed, run), record in zip([*found.runs.items()], records, strict=True):
+        found.runs[seed] = run._replace(windows=record)
+    return found
 
 
 def sentence(a: SeedGroup, b: SeedGroup) -> str:
@@ -178,7 +181,8 @@ def test_different_windows_are_never_paired() -> None:
     same = recorded(a, np.ones(7))
     other = recorded(b, np.ones(7), name="b", windows="other")
     unknown = group([*other.losses.values()], name="b")
-    partly = other._replace(windows=dict.fromkeys((0, 1), same.windows[0]))
+    partly = recorded(b, np.ones(7), name="b")
+    partly.runs[2] = partly.runs[2]._replace(windows=None)
     for each in (other, unknown, partly):
         found = difference(same, each)
         assert (found.windows, found.error) == (0, found.stderr)
@@ -230,12 +234,14 @@ def test_one_seed_each_cannot_tell() -> None:
 
 
 def test_runs_are_grouped_by_all_settings_but_the_seed() -> None:
-    settings = {
-        f"{lr}-{seed}": {"lr": lr, "same": 0, "preset": "p", "train.seed": seed} for lr in (1, 2) for seed in (1, 2)
-    }
-    losses = {"1-1": 3.0, "1-2": 3.2, "2-1": 1.0, "2-2": 1.2}
-    best, other = group_runs(settings, losses)
-    assert best == SeedGroup({"lr": 2}, {1: 1.0, 2: 1.2}, {1: "2-1", 2: "2-2"})
+    losses = {(1, 1): 3.0, (1, 2): 3.2, (2, 1): 1.0, (2, 2): 1.2}
+    runs = []
+    for (lr, seed), loss in losses.items():
+        settings = {"lr": lr, "same": 0, "preset": "p", "train.seed": seed}
+        runs.append(FinishedRun(f"{lr}-{seed}", settings, loss))
+    best, other = group_runs(runs)
+    assert best == SeedGroup({"lr": 2}, {1: runs[2], 2: runs[3]})
+    assert best.losses == {1: 1.0, 2: 1.2}
     assert (other.settings, other.mean) == ({"lr": 1}, 3.1)
     assert best.name == "lr 2"
 
