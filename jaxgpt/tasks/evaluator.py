@@ -44,7 +44,7 @@ class TaskMetrics(NamedTuple):
         scores = [result.value for result in self.results if result.higher_is_better]
         if scores:
             return -mean(scores)
-        losses = [result.value for result in self.results if result.higher_is_better is False]
+        losses = [result.value for result in self.results if result.higher_is_better is False]  # None: unknown
         return mean(losses) if losses else math.nan
 
     def __str__(self) -> str:

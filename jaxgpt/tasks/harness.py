@@ -99,17 +99,15 @@ class TaskModel(TemplateLM):
     def _prompt(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
         """Render messages as `apply_chat_template` does, including system messages."""
         template = self._template()
-        text = template.render(messages, add_generation_prompt=add_generation_prompt).text
         if add_generation_prompt:
-            return text
-        after = _text_after_content(template, messages)
-        end = None if after is None else _end_of_content(text, messages[-1]["content"], after)
-        if end is None:
+            return template.render(messages, add_generation_prompt=True).text
+        prompt = _up_to_content(template, messages)
+        if prompt is None:
             raise UserError(
                 f"the chat template of {self.lm.source or 'the model'} rewrites the last message: prompts must end with its "
                 "content; omit --chat-template, or use a template that keeps the content"
             )
-        return text[:end]
+        return prompt
 
     def _template(self) -> ChatTemplate:
         form = chat_format(self.lm.tokenizer, self.lm.config.data)
@@ -120,31 +118,28 @@ class TaskModel(TemplateLM):
         return form.template
 
 
-def _text_after_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the text after the content of the last message, such as <|im_end|>; None: the text does not have the content."""
+def _up_to_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str | None:
+    """Render messages without the text after the content of the last message; None: the text does not have the content.
+
+    The template may drop white space at both ends of the content. For example, for the content "Yes":
+
+        ...<|im_start|>assistant\\nYes<|im_end|>\\n  ->  ...<|im_start|>assistant\\nYes
+    """
+    text = template.render(messages, add_generation_prompt=False).text
+
+    # Render a placeholder to find the text after the content, which may contain the content as well.
     *before, last = messages
     placeholder = {**last, "content": PLACEHOLDER}
-    text = template.render([*before, placeholder], add_generation_prompt=False).text
-    _, found, after = text.rpartition(PLACEHOLDER)
-    return after if found else None
+    with_placeholder = template.render([*before, placeholder], add_generation_prompt=False).text
+    _, found, after = with_placeholder.rpartition(PLACEHOLDER)
+    if not found:
+        return None
 
-
-def _end_of_content(text: str, content: str, after: str) -> int | None:
-    """Return the index after the content of the last message in a rendered text; None: the text does not have the content.
-
-    The template may drop white space at both ends of the content.
-
-    Args:
-        text: the rendered text.
-        content: content of the last message.
-        after: text that the template adds after the content. This text is not searched, because it may also contain the
-            content.
-    """
-    searched = text.removesuffix(after)
-    begin = searched.rfind(content.strip())
+    content = last["content"]
+    begin = text.removesuffix(after).rfind(content.strip())
     if begin < 0:
         return None
     kept = content.lstrip()
-    if not text.startswith(kept, begin):
+    if not text.startswith(kept, begin):  # the template drops white space after the content
         kept = kept.rstrip()
-    return begin + len(kept)
+    return text[: begin + len(kept)]
