@@ -18,7 +18,10 @@ from jaxgpt.trainer.program import Program
 
 
 def held_out_prompts(config: Config, watch: Watch) -> Sequence[Prompt]:
-    """Return the validation prompts; before the last evaluation, only the first `train.eval_windows` (0: all)."""
+    """Return the validation prompts; before the last evaluation, only the first `train.eval_windows` (0: all).
+
+    There is at least one prompt: without held-out prompts, the training prompts are evaluated (`data.open_data`).
+    """
     assert watch.data is not None, "the data of the run"
     assert isinstance(watch.data.val, PromptSplit)
     prompts = watch.data.val.prompts
@@ -39,7 +42,7 @@ def answers_to(
 ) -> list[Generation] | None:
     """Answer prompts in the batches of `held_out_batches`; return None if interrupted.
 
-    `key` as for `sample`.
+    Each answer has at least one id, including the id that ended it. `key` as for `sample`.
     """
     config = program.config
     assert watch.data is not None, "the data of the run"

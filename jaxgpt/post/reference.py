@@ -33,36 +33,37 @@ class MicrobatchLogP:
         self._weights = weights
         self._total = total
         self._progress = progress
-        self._computed = 0
+        self._computed = 0  # pairs of all calls
         self._poll = Poll(program.mesh, lag=0)
         self._log_p = partial(reference_log_p, program.model.apply, program.config.train.loss_chunk)
 
     def compute(self, pairs: Split, microbatches: Sequence[np.ndarray]) -> ReferencedPairs | None:
         """Compute the log probabilities of the pairs at these starts of rows; return None in all processes if stopped."""
-        starts_N = np.concatenate([np.zeros(0, np.int64), *microbatches])  # zeros(0): concatenate needs an array
-        log_p_N2 = np.zeros((len(starts_N), 2), np.float32)
-        computed = 0
+        # Both begin with an empty array, because `concatenate` needs an array.
+        starts_of_all = [np.zeros(0, np.int64)]
+        log_p_of_all = [np.zeros((0, 2), np.float32)]
         self._progress(self._computed, self._total)
         for starts in microbatches:
             if self._poll.ask(is_stop_requested()):
                 return None
-            end = computed + len(starts)
-            log_p_N2[computed:end] = self._microbatch(pairs, starts)
-            computed = end
-            self._progress(self._computed + computed, self._total)
-        self._computed += computed
+            starts_of_all.append(starts)
+            log_p_of_all.append(self._microbatch(pairs, starts))
+            self._computed += len(starts)
+            self._progress(self._computed, self._total)
 
+        starts_N = np.concatenate(starts_of_all)
+        log_p_N2 = np.concatenate(log_p_of_all)
         ascending = np.argsort(starts_N)
         return ReferencedPairs(pairs, starts_N[ascending], log_p_N2[ascending])
 
     def _microbatch(self, pairs: Split, starts: np.ndarray) -> np.ndarray:
-        """Compute the log probabilities of one microbatch, `[n, 2]`."""
+        """Compute the log probabilities of one microbatch of n pairs, float32 `[n, 2]`."""
+        n = len(starts)
         # Repeat the last pair, so that all microbatches have the same shape.
-        rows = self._program.batches.microbatches.rows
-        full = starts[np.minimum(np.arange(rows), len(starts) - 1)]
-        windows = Windows(pairs, full, self._program.config.window)
+        padding = np.repeat(starts[-1:], self._program.batches.microbatches.rows - n)
+        windows = Windows(pairs, np.concatenate([starts, padding]), self._program.config.window)
         log_p_B2 = self._program.call(self._log_p, self._weights, windows)
-        return np.asarray(log_p_B2)[: len(starts)]
+        return np.asarray(log_p_B2, np.float32)[:n]
 
 
 def reference_log_p(apply_fn: Callable[..., Any], chunk: int, weights: Any, windows_B2T3: jax.Array) -> jax.Array:

@@ -53,11 +53,10 @@ class WeightedSum:
 
     def add(self, values: Mapping[str, Sequence[float] | np.ndarray]) -> list[float]:
         """Return the weighted sum for each text, from the values of each reward, keyed by name."""
-        sums = []
-        for row in zip(*values.values(), strict=True):
-            terms = [self.weights[name] * float(value) for name, value in zip(values, row, strict=True)]
-            sums.append(sum(terms))
-        return sums
+        terms = []
+        for name, of_texts in values.items():
+            terms.append([self.weights[name] * float(value) for value in of_texts])
+        return [sum(terms_of_text) for terms_of_text in zip(*terms, strict=True)]
 
 
 def open_rewards(weights: Mapping[str, float]) -> Reward:
@@ -69,11 +68,12 @@ def open_rewards(weights: Mapping[str, float]) -> Reward:
     rewards = {name: open_reward(name) for name in weights}
     if len(rewards) == 1:
         return rewards.popitem()[1]
-    named: dict[str, str] = {}
+    names: dict[str, str] = {}  # name of the reward with each metric
     for name in rewards:
-        other = named.setdefault(metric_of(name), name)
-        if other != name:
-            raise UserError(f"{other} and {name} have the same metric, {metric_of(name)}: rename a function or a file")
+        metric = metric_of(name)
+        if metric in names:
+            raise UserError(f"{names[metric]} and {name} have the same metric, {metric}: rename a function or a file")
+        names[metric] = name
     return WeightedSum(rewards, weights)
 
 
@@ -89,7 +89,9 @@ def metrics_of(names: Collection[str]) -> list[str]:
 
 
 def overlong_penalty(lengths: Sequence[int], longest: int, overlong: int) -> np.ndarray:
-    """Compute the reward for the length of answers, float32 `[n]`: 0 up to `longest - overlong` tokens, then linear to -1.
+    """Compute the reward for the length of answers, float32 `[n]`.
+
+    The reward is 0 up to `longest - overlong` tokens, and decreases linearly to -1 at `longest` tokens.
 
     Soft overlong punishment (Yu et al. 2025, equation 13).
 
