@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from typing import NamedTuple
 
 from jaxgpt.checkpoint.index import kept_checkpoint_message
 from jaxgpt.checkpoint.info import Info, read_info
@@ -17,13 +17,16 @@ from jaxgpt.cli.eval_results import ERROR_OF_DATA, ERROR_OF_PAIRS
 from jaxgpt.cli.final_sample import FinalPrompt, check_prompt, final_prompt, final_sample
 from jaxgpt.cli.introduction import introduction
 from jaxgpt.cli.output import aligned
+from jaxgpt.cli.progress_line import ProgressLine
 from jaxgpt.cli.run_summary import run_summary, update_baselines
 from jaxgpt.cli.train_settings import has_preset_prompt
+from jaxgpt.config import Config
 from jaxgpt.data import Data
+from jaxgpt.directories import LOSS_FIGURE
 from jaxgpt.early_end import set_advice
 from jaxgpt.errors import UserError, plural
 from jaxgpt.parallel.processes import is_leader
-from jaxgpt.progress import Progress, duration
+from jaxgpt.progress import Progress
 from jaxgpt.trainer.evaluators import Result
 from jaxgpt.trainer.events import Listener, Outcome
 from jaxgpt.trainer.mean_loss import Evaluation
@@ -31,6 +34,16 @@ from jaxgpt.trainer.program import Program
 
 SHOWN = ("accuracy", "margin")  # metrics of an objective that are printed with its loss
 PLOT_EVERY = 30.0  # minimum seconds between drawings of loss.png during a run; each takes 0.1 s
+BELOW_FACTS = " " * len("devices  ")  # indent of a line below the facts of `introduction`
+BELOW_STEP = " " * len("step     1: ")  # indent of a line below the line of an evaluation
+
+
+class StartedRun(NamedTuple):
+    """A run that has started; fields as for `Listener.started`."""
+
+    program: Program
+    data: Data
+    run: Run
 
 
 class RunPrinter(Listener):
@@ -40,27 +53,37 @@ class RunPrinter(Listener):
         resume_options: options to add to the resume command, because the run does not record them.
     """
 
-    # Set by `started`.
-    program: Program
-    data: Data
-    run: Run
-
     def __init__(self) -> None:
         self.resume_options: list[str] = []
-        self.console = Console(quiet=not is_leader())
-        self._step = 0
-        self._total = 0
-        self._metrics: dict[str, float] = {}
-        self._stage: Progress | None = Progress("starting")
-        self._drawn = time.monotonic()
-        self._stack = ExitStack()
+        self._started: StartedRun | None = None  # None before `started`
+        self._console = Console(quiet=not is_leader())
+        self._line = ProgressLine()
+        self._shown_line = ExitStack()  # closing it removes the progress line
+        self._drawn = time.monotonic()  # time of the last drawing; at first, the start
 
     def __enter__(self) -> RunPrinter:
-        self._stack.enter_context(line_shown(self._line, self.console))
+        self._shown_line.enter_context(line_shown(lambda: str(self._line), self._console))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._shown_line.close()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether this process has taken a step."""
+        return bool(self._line.metrics)
+
+    @property
+    def started_run(self) -> StartedRun:
+        """The run; available after `started`."""
+        assert self._started is not None, "the run has not started"
+        return self._started
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run; available after `started`."""
+        out = str(self.started_run.run.path)
+        return shlex.join(["jaxgpt", "train", "--resume", "--out", out, *self.resume_options])
 
     def opened(self, program: Program, data: Data, step: int) -> None:
         """Reject a final prompt that cannot be encoded; for a resumed run or a preset's prompt, only print a note."""
@@ -73,62 +96,54 @@ class RunPrinter(Listener):
             self.note(f"no sample at the end: {e}")
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self.program = program
-        self.data = data
-        self.run = run
+        self._started = StartedRun(program, data, run)
         config = program.config
-        self._step = step
-        self._total = config.train.steps
+        self._line.step = step
+        self._line.total = config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         last = read_info(run.checkpoints / str(step)) if step else Info(0)
-        self.console.write(aligned(introduction(program, data, run, last)))
+        self._console.write(aligned(introduction(program, data, run, last)))
         if is_leader():
             update_baselines(run, data, config.post.objective)
-            self._stack.callback(self._draw)  # at the end of the run, even after a stop or failure
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        if self._stage is None or self._stage.name != name:
-            self._stage = Progress(name) if name else None
-        if self._stage:
-            self._stage(done, total)
+        stage = self._line.stage
+        if stage is None or stage.name != name:
+            stage = Progress(name) if name else None
+            self._line.stage = stage
+        if stage:
+            stage(done, total)
 
     def compiled(self, seconds: float) -> None:
-        self.console.write(f"         compiled in {seconds:.1f} s")
+        self._console.write(f"{BELOW_FACTS}compiled in {seconds:.1f} s")
 
     def progress(self, metrics: dict[str, float]) -> None:
-        self._step = int(metrics["step"]) + 1
-        self._metrics = metrics
+        self._line.step = int(metrics["step"]) + 1
+        self._line.metrics = metrics
 
     def evaluated(self, step: int, result: Result) -> None:
         if isinstance(result, Evaluation):
-            for line in evaluation_lines(step, result, self.program, self.data):
-                self.console.write(line)
+            program, data, _ = self.started_run
+            for line in evaluation_lines(step, result, program.config, data):
+                self._console.write(line)
         elif result.metrics:
-            self.console.write(f"step {step:>5}: {result}")
-        if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
+            self._console.write(f"step {step:>5}: {result}")
+        if time.monotonic() - self._drawn > PLOT_EVERY:
             self._draw()
 
     def note(self, text: str) -> None:
         if is_leader():
             note(text)
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether this process has taken a step."""
-        return bool(self._metrics)
-
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run."""
-        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path), *self.resume_options])
-
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
-        self._stack.close()  # removes the progress line, and draws loss.png
+        self._draw()
+        self._shown_line.close()
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
-        train = self.program.config.train
+        program, data, run = self.started_run
+        train = program.config.train
         if outcome.step < train.steps:
             without = f"{train.patience} evaluations without an improvement (--train.patience)"
             self.note(f"stopped early at step {outcome.step}: {without}")
@@ -137,14 +152,18 @@ class RunPrinter(Listener):
         if prompt is not None and train.sample_tokens:
             self._print_sample(outcome, prompt)  # in all processes: each may hold only part of the weights
         if is_leader():
-            summary = run_summary(self.run, self.data, "" if prompt is None else prompt.text)
-            self.console.write(aligned(summary))
+            summary = run_summary(run, data, "" if prompt is None else prompt.text)
+            self._console.write(aligned(summary))
+
+    def failed(self, error: BaseException) -> None:
+        self._draw()
 
     def _prompt(self) -> FinalPrompt | None:
         """Return the prompt of the sample and of the next command; None: the prompt cannot be encoded."""
-        config = self.program.config
+        program, data, _ = self.started_run
+        config = program.config
         try:
-            return final_prompt(config, self.data.tokenizer, self.data.val, self.data.bos_ids)
+            return final_prompt(config, data.tokenizer, data.val, data.bos_ids)
         except UserError as e:
             if config.train.sample_tokens:
                 self.note(f"cannot sample: {e}")
@@ -152,62 +171,34 @@ class RunPrinter(Listener):
 
     def _print_sample(self, outcome: Outcome, prompt: FinalPrompt) -> None:
         """Print a sample and the answer in the data, if any; print a note if sampling fails."""
+        program, data, _ = self.started_run
         try:
-            params = self.program.weights(outcome.state.eval_params)
+            params = program.weights(outcome.state.eval_params)
             with progress("compiling the sampler, and sampling"):
-                text = final_sample(self.program, self.data.tokenizer, params, prompt)
+                text = final_sample(program, data.tokenizer, params, prompt)
         except UserError as e:  # for example, out of memory, which must not fail a complete run
             self.note(f"cannot sample: {e}")
             return
         end = f"--- the data continue with {prompt.answer!r} ---" if prompt.answer else "---"
-        self.console.write(f"\n--- a sample, after {prompt.text!r} ---\n{text}\n{end}\n")
-
-    def _line(self) -> str:
-        """Return the progress line; called by the thread that shows it."""
-        return progress_line(self._step, self._total, self._metrics, self._stage)
+        self._console.write(f"\n--- a sample, after {prompt.text!r} ---\n{text}\n{end}\n")
 
     def _draw(self) -> None:
-        """Draw loss.png, if a step was taken; print a note if drawing fails."""
-        if not self.has_steps:  # the directory may hold the old run, restored after an error
+        """Draw loss.png in process 0, if a step was taken; print a note if drawing fails."""
+        # Without steps, the directory may hold an old run, restored after an error.
+        if not (is_leader() and self.has_steps):
             return
+        program, _, run = self.started_run
         try:
-            with suppress(UserError):  # no losses yet, or damaged baselines.json
-                draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")
-        except Exception as e:
-            self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
+            draw_run(run, f"{program.config.preset}: {run.path}")
+        except UserError:  # no losses yet, or damaged baselines.json
+            pass
+        except Exception as e:  # for example, a full disk, which must not fail the run
+            self.note(f"cannot draw {run.path / LOSS_FIGURE}: {e}")
         self._drawn = time.monotonic()
 
 
-def progress_line(step: int, total: int, metrics: Mapping[str, float], stage: Progress | None) -> str:
-    """Format step, loss, accuracy or reward, then the stage or, while steps are taken, learning rate, MFU, speed and time left.
-
-    Args:
-        step: number of steps taken.
-        total: number of steps of the run; 0: not known yet.
-        metrics: metrics of the last step, as for `Listener.progress`; {}: no step was taken.
-        stage: stage between steps, such as an evaluation; None: steps are taken.
-    """
-    parts = [f"step {step:>5}/{total}"] if total else []
-    if metrics:
-        parts.append(f"loss {metrics['loss']:.4f}")
-    for name in ("accuracy", "reward"):
-        if name in metrics:
-            parts.append(f"{name} {metrics[name]:.2f}")
-    if stage:
-        return "  ".join([*parts, str(stage)])
-
-    if "lr" in metrics:
-        parts.append(f"lr {metrics['lr']:.2e}")
-    if "mfu" in metrics:
-        parts.append(f"mfu {metrics['mfu']:.0%}")
-    if "tokens_per_second" in metrics:
-        parts += [f"{metrics['tokens_per_second']:,.0f} tok/s", f"{duration(metrics['seconds_left'])} left"]
-    return "  ".join(parts)
-
-
-def evaluation_lines(step: int, result: Evaluation, program: Program, data: Data) -> list[str]:
+def evaluation_lines(step: int, result: Evaluation, config: Config, data: Data) -> list[str]:
     """Format the evaluation of a loss; after the last step, also explain its error."""
-    config = program.config
     has_pairs = config.post.is_preference
     kind = "validation"
     if not data.held_out:
@@ -216,5 +207,5 @@ def evaluation_lines(step: int, result: Evaluation, program: Program, data: Data
     others = "".join(f", {name} {value:.4g}" for name, value in result.others.items() if name in SHOWN)
     lines = [f"step {step:>5}: {kind} loss {result}{others} ({counted})"]
     if step == config.train.steps and math.isfinite(result.stderr):
-        lines.append(f"            {ERROR_OF_PAIRS if has_pairs else ERROR_OF_DATA}")
+        lines.append(f"{BELOW_STEP}{ERROR_OF_PAIRS if has_pairs else ERROR_OF_DATA}")
     return lines

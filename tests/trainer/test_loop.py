@@ -381,6 +381,7 @@ def test_an_error_of_own_code_is_one_line_on_the_command_line(monkeypatch: pytes
     assert result.err == (
         "jaxgpt: Bug: mine: step 4 was saved in out/checkpoints; resume with: jaxgpt train --resume --out out\n"
     )
+    assert Path("out/loss.png").is_file(), "the losses of a failed run are drawn"
 
 
 def test_notes_of_jax_are_not_notes_of_the_saved_step(monkeypatch: pytest.MonkeyPatch) -> None:
