@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import aligned, columns
 from jaxgpt.cli.plan_parts import Plan
-from jaxgpt.cli.plan_tables import GIB, along, head
+from jaxgpt.cli.plan_tables import GIB, along, head, largest_mfu
 
 if TYPE_CHECKING:
     from jaxgpt.plan.collectives import Collective
@@ -79,7 +79,7 @@ def _figures(cost: StepCost, topology: Topology, unit: str) -> dict[str, float]:
     figures |= {
         f"{unit} with full overlap, ms": 1e3 * bounds["seconds_overlapped"],
         f"{unit} without overlap, ms": 1e3 * bounds["seconds_serial"],
-        "MFU at most, %": 100 * bounds.get("mfu_most", bounds["mfu_overlapped"]),
+        "MFU at most, %": 100 * largest_mfu(bounds),
     }
     return figures
 

@@ -11,50 +11,59 @@ from jaxgpt.progress import duration
 
 if TYPE_CHECKING:
     from jaxgpt.cli.plan_case import Case
+    from jaxgpt.config import Config
     from jaxgpt.parallel.chips import Chip
     from jaxgpt.plan.collectives import Collective
-    from jaxgpt.plan.cost import StepCost
+    from jaxgpt.plan.cost import Bounds, Resource, StepCost
     from jaxgpt.plan.meshes import MeshChoice
     from jaxgpt.plan.topology import Topology
 
 GIB = 2**30
 CLOSE = 0.7  # minimum fraction of memory for the advice to compile: a program needs up to 1.4 times its estimate
 SITES = 12  # maximum number of rows for collectives
-MESH_TITLES = ("mesh", "GiB", "fits", "step, ms", "compute", "memory", "links", "network", "MFU at most")
+RESOURCES: tuple[Resource, ...] = ("compute", "memory", "links", "network")  # in the order of their columns
+MESH_TITLES = ("mesh", "GiB", "fits", "step, ms", *RESOURCES, "MFU at most")
 
 
 def head(case: Case) -> dict[str, str]:
-    """Return the lines above the tables of a plan, keyed by label."""
+    """Return the lines above the tables of a plan, keyed by label; "": the line is omitted."""
     from jaxgpt.parallel.mesh import sizes_of
-    from jaxgpt.parallel.rows import microbatches, row_shards
     from jaxgpt.plan.shapes import SHAPES
 
-    config = case.config
-    train = config.train
-    sizes = sizes_of(config.mesh)
-    ways = row_shards(sizes)
-    count, rows = microbatches(train, ways)
-    tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
-    split = f"{rows // ways} rows per device {count} times"
-
     topology = case.topology
-    chip = topology.chip
-    memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth)}B/s"
-    links = f"links {si(chip.link)}B/s, network {si(chip.network)}B/s"
-
     shape = ""
     if case.title in SHAPES:
         shape = f"{SHAPES[case.title].source}; no recipe or data"
     return {
-        "run": f"{case.title} on {topology}: {topology.n_devices:,} x {chip.title}",
-        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
-        "step": f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}",
-        "device": f"{si(chip.flops)}FLOP/s, {memory}, {links}",
+        "run": f"{case.title} on {topology}: {topology.n_devices:,} x {topology.chip.title}",
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in sizes_of(case.config.mesh).items()),
+        "step": _step(case.config),
+        "device": _device(topology.chip),
         "attention": case.attention,
         "objective": "" if case.objective == "next-token" else case.objective,
         "shape": shape,
         "note": case.remark,
     }
+
+
+def _step(config: Config) -> str:
+    """Describe a step: its batch, how the batch is split over devices and microbatches, and its memory settings."""
+    from jaxgpt.parallel.mesh import sizes_of
+    from jaxgpt.parallel.rows import microbatches, row_shards
+
+    train = config.train
+    shards = row_shards(sizes_of(config.mesh))
+    count, rows = microbatches(train, shards)
+    tokens = f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens"
+    split = f"{rows // shards} rows per device {count} times"
+    return f"{tokens}, {split}, {train.compute_dtype}, remat {train.remat}"
+
+
+def _device(chip: Chip) -> str:
+    """Describe the peak rates of a chip, and its memory."""
+    memory = f"{chip.hbm / GIB:.2f} GiB at {si(chip.hbm_bandwidth, 'B/s')}"
+    links = f"links {si(chip.link, 'B/s')}, network {si(chip.network, 'B/s')}"
+    return f"{si(chip.flops, 'FLOP/s')}, {memory}, {links}"
 
 
 def rollout_title(case: Case) -> str:
@@ -81,7 +90,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0, unit: str = "step"
         return aligned(facts)
 
     facts["FLOPs"] = _flops(cost)
-    facts["memory traffic"] = f"{si(cost.hbm_bytes)}B"
+    facts["memory traffic"] = si(cost.hbm_bytes, "B")
     facts["communication"] = _collective_rows(cost.collectives, topology)
     facts["at peak rates"] = _times(cost, topology.chip)
     facts["roofline"] = _roofline(cost, topology.chip, steps, unit)
@@ -127,9 +136,9 @@ def _roofline(cost: StepCost, chip: Chip, steps: int, unit: str) -> list[str]:
     low = bounds["seconds_overlapped"]
     high = bounds["seconds_serial"]
     lines = [f"{unit}: {_ms(low)} with full overlap (max), {_ms(high)} without overlap (sum)"]
-    least = bounds.get("seconds_least")
-    if least:
-        lines.append(f"lower bound of the {unit}: {_ms(least)}; upper bound of MFU: {bounds['mfu_most']:.0%}")
+    if "seconds_least" in bounds:
+        least = _ms(bounds["seconds_least"])
+        lines.append(f"lower bound of the {unit}: {least}; upper bound of MFU: {largest_mfu(bounds):.0%}")
     # Model FLOPs count attention to future tokens, which kernels skip.
     above = " (above 100%: model FLOPs count masked scores)" if bounds["mfu_overlapped"] > 1 else ""
     lines.append(f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}{above}")
@@ -149,14 +158,14 @@ def _collective_rows(collectives: Sequence[Collective], topology: Topology) -> l
         if seconds.one_dimension > seconds.all_links:
             time += f" ({1e3 * seconds.one_dimension:.2f} along one dimension)"
         where = "between slices" if collective.between_slices else f"along {along(collective)}"
-        sent = f"{plural(collective.times, 'call')}, {si(collective.sent * collective.times)}B sent"
+        sent = f"{plural(collective.times, 'call')}, {si(collective.sent * collective.times, 'B')} sent"
         rows.append(f"{time}  {collective.kind} {where}: {collective.site or 'scalars and others'}, {sent}")
 
     others = collectives[SITES:]
     if others:
-        total = sum(collective_seconds(collective, topology.chip).all_links for collective in others)
-        sent = si(sum(collective.sent * collective.times for collective in others))
-        rows.append(f"{_ms(total)}  {len(others)} smaller kinds, {sent}B sent")
+        total_seconds = sum(collective_seconds(collective, topology.chip).all_links for collective in others)
+        total_sent = sum(collective.sent * collective.times for collective in others)
+        rows.append(f"{_ms(total_seconds)}  {len(others)} smaller kinds, {si(total_sent, 'B')} sent")
     return rows
 
 
@@ -165,10 +174,15 @@ def mesh_row(choice: MeshChoice, topology: Topology) -> Sequence[str]:
     cost = choice.cost
     seconds = cost.seconds(topology.chip)
     bounds = cost.bounds(topology.chip)
-    times = [bounds["seconds_serial"], *seconds.values()]
+    times = [bounds["seconds_serial"], *(seconds[resource] for resource in RESOURCES)]
     milliseconds = [f"{1e3 * each:.2f}" for each in times]
     fits = "yes" if cost.fits else "no"
-    return choice.flags, f"{cost.total / GIB:.2f}", fits, *milliseconds, f"{bounds['mfu_most']:.0%}"
+    return choice.flags, f"{cost.total / GIB:.2f}", fits, *milliseconds, f"{largest_mfu(bounds):.0%}"
+
+
+def largest_mfu(bounds: Bounds) -> float:
+    """Return the upper bound on the MFU of a step; if it is unknown, return the MFU with full overlap."""
+    return bounds.get("mfu_most", bounds["mfu_overlapped"])
 
 
 def along(collective: Collective) -> str:
@@ -181,10 +195,10 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-def si(value: float) -> str:
-    """Format a number with an SI prefix: 1.5e9 as `1.5 G`."""
-    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+def si(value: float, unit: str = "") -> str:
+    """Format a number with an SI prefix and a unit: 1.5e9 as `1.5 G`, or as `1.5 GB` with the unit B."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         # Without the factor 0.9995, 999.9 M would be formatted as 1e+03 M.
         if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} "
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".rstrip()
