@@ -36,7 +36,10 @@ def beside(path: Path | str) -> list[str]:
 
 
 def check_kind(path: Path) -> None:
-    """Raise `UserError` if a path is neither a file nor a directory, for example, a named pipe, which would block."""
+    """Raise `UserError` if a path is missing, or is for example a named pipe, which would block.
+
+    Callers with a path of the user first raise `missing`, which suggests a similar path.
+    """
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is neither a file nor a directory: choose a file or a directory")
 
@@ -49,7 +52,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `UserError` if the file is unreadable or not a JSON object."""
+    """Read a JSON object from a file of the user; raise `UserError`, with the reason, if it is unreadable or invalid."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")
@@ -57,7 +60,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_own_json(path: Path, fix: str) -> dict[str, Any]:
-    """Read a JSON object from a file that only jaxgpt writes; raise `damaged(path, fix)` if it is invalid."""
+    """Read a JSON object from a file that only jaxgpt writes.
+
+    Raises:
+        UserError: if the file cannot be read; `damaged(path, fix)`, if it is invalid.
+    """
     content = read_bytes(path)
     try:
         value = parse_json(content, str(path))

@@ -5,38 +5,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxgpt.cli.recorded_run import Lines
 from jaxgpt.directories import LOSS_FIGURE
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
+    from jaxgpt.report.baselines import Baselines
 
 # The horizontal axes of `jaxgpt.study.run_axis.Axis`. Importing that module would import JAX before wrong paths are reported.
 Axis = Literal["all", "step", "tokens", "seconds"]
 
 
-def common_baselines(about: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Return the baselines that all runs have in common, keyed by name; None if the baselines of two runs differ.
+def distinct_baselines(recorded: Iterable[Baselines]) -> list[dict[str, float]]:
+    """Return the different baselines of runs, each keyed by name; runs without baselines are ignored."""
+    distinct: list[dict[str, float]] = []
+    for each in recorded:
+        losses = each["losses"]
+        if losses and losses not in distinct:
+            distinct.append(losses)
+    return distinct
 
-    `about` holds the result of `read_baselines` for each run; runs without baselines are ignored. {}: no run has baselines.
+
+def draw(lines: Mapping[str, Lines], recorded: Iterable[Baselines], path: Path, x: Axis) -> None:
+    """Draw the rewards of runs if all runs have rewards, otherwise the losses.
+
+    Losses are drawn with the baselines in `recorded`, unless the baselines of two runs differ.
     """
-    recorded = [found["losses"] for found in about if found["losses"]]
-    if not recorded:
-        return {}
-    first, *others = recorded
-    return first if all(losses == first for losses in others) else None
-
-
-def draw(lines: Mapping[str, Lines], baselines: Mapping[str, float] | None, path: Path, x: Axis) -> None:
-    """Draw the rewards of runs if all runs have rewards, otherwise the losses and the baselines, if any."""
     from jaxgpt.study.figure import save
     from jaxgpt.study.run_figures import has_rewards, losses, rewards
 
     if all(map(has_rewards, lines.values())):
         figure = rewards(lines, x)
     else:
+        distinct = distinct_baselines(recorded)
+        baselines = distinct[0] if len(distinct) == 1 else {}
         figure = losses(lines, x, baselines=baselines)
     save(figure, path)
 
@@ -53,4 +57,4 @@ def draw_run(run: Run, title: str) -> None:
     from jaxgpt.trainer.metrics import read_metrics
 
     lines = {title: list(read_metrics(run.metrics))}
-    draw(lines, read_baselines(run.path)["losses"], run.path / LOSS_FIGURE, "step")
+    draw(lines, [read_baselines(run.path)], run.path / LOSS_FIGURE, "step")

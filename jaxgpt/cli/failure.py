@@ -30,7 +30,7 @@ def known_failure(error: Exception) -> Failure | None:
         case FloatingPointError() if debugs_nans():
             reason = f"JAX_DEBUG_NANS or JAX_DEBUG_INFS found a non-finite value: {one_line(error, 200)}"
             return Failure(with_advice(reason), FAILED)
-        case RuntimeError() | AssertionError():
+        case RuntimeError() | AssertionError():  # JAX_PLATFORMS=cuda without the plugin: an AssertionError of JAX
             return _device_failure(error)
     return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.atomic import check_writable
 from jaxgpt.cli.console import note
-from jaxgpt.cli.draw import Axis, common_baselines, draw
+from jaxgpt.cli.draw import Axis, distinct_baselines, draw
 from jaxgpt.cli.plot_table import table
 from jaxgpt.cli.recorded_run import Lines, RecordedRun, read_recorded
 from jaxgpt.errors import UserError, plural
@@ -66,13 +66,12 @@ def plot(
         draw_while_training(opened, path, x)
 
     recorded = read_recorded(opened)
-    about = {name: read_baselines(run.path) for name, run in recorded.items()}
-    baselines = common_baselines(about.values())
-    if baselines is None:
+    baselines = {name: read_baselines(run.path) for name, run in recorded.items()}
+    if len(distinct_baselines(baselines.values())) > 1:
         note("baselines omitted: the runs have different data or tokenizers")
-    draw({name: run.lines for name, run in recorded.items()}, baselines, path, x)
+    draw({name: run.lines for name, run in recorded.items()}, baselines.values(), path, x)
 
-    ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
+    ratios = {name: each.get("bytes_per_token", 0) for name, each in baselines.items()}
     print(table(recorded, ratios))
     print_seed_groups(recorded)
     print(f"wrote {path}: {plural(len(opened), 'run')}")
@@ -119,7 +118,7 @@ def draw_while_training(runs: Mapping[str, Run], path: Path, x: Axis) -> None:
 
         has_losses = [any("loss" in line for line in each) for each in lines.values()]
         if all(has_losses):
-            baselines = common_baselines(read_baselines(run.path) for run in runs.values())
+            baselines = [read_baselines(run.path) for run in runs.values()]
             draw(lines, baselines, path, x)
         time.sleep(EVERY)
 
