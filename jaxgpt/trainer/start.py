@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxgpt.checkpoint.index import checkpoints
-from jaxgpt.checkpoint.info import FrozenPart, Info
+from jaxgpt.checkpoint.info import FrozenPart
 from jaxgpt.checkpoint.needed import needed_runs
 from jaxgpt.checkpoint.new_path import check_free
 from jaxgpt.checkpoint.paths import as_path, parse_checkpoint
@@ -22,7 +22,7 @@ from jaxgpt.locks import sole_writer
 from jaxgpt.provenance import versions
 from jaxgpt.trainer.build import build
 from jaxgpt.trainer.evaluators import Evaluator
-from jaxgpt.trainer.feed import DataFeed, Feed, FeedOfSettings
+from jaxgpt.trainer.feed import DataFeed, FeedOfSettings, MakeFeed
 from jaxgpt.trainer.given import RunParts, name_of, ranking_of
 from jaxgpt.trainer.program import Program
 
@@ -53,7 +53,7 @@ class Start(NamedTuple):
     data: Data | None = None
     build: Callable[..., Program] = build
     frozen: str | WeightSource | Any = ()
-    feed: Callable[[Program, Data, Info | None], Feed] = DataFeed
+    feed: MakeFeed = DataFeed
     evaluators: Sequence[Evaluator] = ()
 
     @property

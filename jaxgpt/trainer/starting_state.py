@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -45,11 +46,13 @@ def restarted_state(program: Program, checkpoint: Path) -> TrainState:
         raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {fix}")
     mesh = program.mesh
     abstract = program.abstract
-    stored = abstract.checkpoint._replace(skip=None)
-    like = abstract.state._replace(skip=None)
+
+    # The statistics start again, and a checkpoint may lack an EMA.
+    unread: dict[str, Any] = {"skip": None}
     if not (checkpoint / "ema").is_dir():
-        stored = stored._replace(ema=None)
-        like = like._replace(ema=None)
+        unread["ema"] = None
+    stored = abstract.checkpoint._replace(**unread)
+    like = abstract.state._replace(**unread)
 
     # Only the step and the counts of the schedules are new arrays: the other restored arrays are used without a copy.
     state = store.restore(checkpoint.parent, int(checkpoint.name), stored)
