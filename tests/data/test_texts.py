@@ -156,6 +156,15 @@ def test_the_json_beside_arrow_files_is_not_text(tmp_path: Path) -> None:
                 read(path)
 
 
+def test_advice_on_arrow_files_is_valid_python_for_any_path(tmp_path: Path) -> None:
+    directory = tmp_path / "it's"
+    directory.mkdir()
+    (directory / "a.arrow").write_text("")
+    with pytest.raises(UserError) as error:
+        read_path(directory / "a.arrow")
+    assert f'datasets.load_from_disk("{directory}").to_parquet' in str(error.value)
+
+
 def test_statquest_is_two_sentences() -> None:
     data = open_data(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]

@@ -21,10 +21,10 @@ def check_no_arrow(path: Path) -> None:
     if path.suffix.lower() == ".arrow":
         raise UserError(
             f"{path} is an Arrow file of the package datasets: write the data set as Parquet, for example with "
-            f"datasets.load_from_disk('{path.parent}').to_parquet('train.parquet')"
+            f"datasets.load_from_disk({str(path.parent)!r}).to_parquet('train.parquet')"
         )
 
 
 def how_to_convert_npy(path: Path) -> str:
     """Return the advice to write the ids of a NumPy file as a token file."""
-    return f"write its ids with numpy.load('{path.name}').astype('uint16').tofile('train.bin')"
+    return f"write its ids with numpy.load({path.name!r}).astype('uint16').tofile('train.bin')"

@@ -33,13 +33,14 @@ def write_pieces(
         index: index of the directory, which is updated.
         batches: encoded pieces.
         repeats: documents seen so far; None: repeated documents are written.
-        progress: receives the bytes of the sources read after the first batch, and the numbers of documents and tokens.
+        progress: receives the bytes of the sources read after the first batch, and the numbers of documents and tokens. Until
+            the first batch, a continued command skips processed pieces, which says nothing about the speed of encoding.
         total: bytes of all sources.
     """
     with ExitStack() as stack:
         writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
         saved = time.monotonic()
-        start: int | None = None  # bytes read by the end of the first batch, including the bytes of earlier calls
+        start: int | None = None  # bytes read by the end of the first batch
         for batch in batches:
             for piece in batch:
                 is_complete = _write_piece(piece, writers, index, repeats)
@@ -89,14 +90,15 @@ def _write_piece(
     if piece.unwritten == "short":
         index["dropped"]["short"] += 1
         return False
+    new_documents = 1 if piece.begins_document else 0  # its first piece counts a document
     if repeats is not None and repeats.add(piece.begins_document, piece.identity):
-        index["dropped"]["repeated"] += piece.begins_document
+        index["dropped"]["repeated"] += new_documents
         return False
 
     index["markers"] += piece.markers
     writer = writers[piece.split]
     is_complete = writer.write(piece.ids)
-    writer.entry["documents"] += piece.begins_document
+    writer.entry["documents"] += new_documents
     writer.entry["bytes"] += piece.size
     return is_complete
 
