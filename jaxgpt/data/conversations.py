@@ -132,11 +132,16 @@ def _key(sequences: Sequences) -> tuple[bytes, ...]:
 
 def pack_conversations(conversations: Iterable[Conversation], block_size: int) -> Packed:
     """Pack conversations of 2 to T + 1 ids into windows."""
+    # An empty conversation gives the arrays their types even if there are no conversations.
     empty = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
-    conversations = [*conversations]
-    ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
-    sizes = np.array([len(conversation.ids) for conversation in conversations], np.int64)
-    return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
+    conversations = [empty, *conversations]
+    ids = np.concatenate([conversation.ids for conversation in conversations])
+    is_target = np.concatenate([conversation.is_target for conversation in conversations])
+
+    sizes = np.array([len(conversation.ids) for conversation in conversations[1:]], np.int64)
+    begins = np.cumsum(sizes) - sizes
+    inputs = sizes - 1  # the last id of a conversation is only a target
+    return Packed.of(Tokens([ids]), begins, inputs, block_size, is_target)
 
 
 def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: ChatFormat | None) -> Sequences:

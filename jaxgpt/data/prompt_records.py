@@ -55,12 +55,15 @@ def read_prompt(record: Any) -> PromptRecord:
         raise UserError(f"no prompt: the fields are {short_repr([*record])}; write {EXAMPLE}")
 
     prompt = messages_from_json(fields[name])
-    if isinstance(prompt, str) and name not in LIST_FIELDS:
-        chat = _chat_of_text(name, prompt, fields)
-    elif isinstance(prompt, list) and name not in LIST_FIELDS:
-        chat = _chat_of_messages(with_history(prompt, fields), fields)
-    else:  # as in conversations, the list in such a field is complete, without the `history`
+    chat: ChatRecord | str
+    if name in LIST_FIELDS:  # as in conversations, the list in such a field is complete, without the `history`
         chat = _chat_of_messages(prompt, fields)
+    elif isinstance(prompt, str):
+        chat = _chat_of_text(name, prompt, fields)
+    elif isinstance(prompt, list):
+        chat = _chat_of_messages(with_history(prompt, fields), fields)
+    else:
+        raise UserError(f"the prompt must be a text or a list of messages, not {short_repr(prompt)}: write {EXAMPLE}")
     return PromptRecord(prompt, chat, fields)
 
 

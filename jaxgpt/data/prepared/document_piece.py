@@ -24,6 +24,14 @@ class Damage(NamedTuple):
     lost: Lost
 
 
+class Unreadable(NamedTuple):
+    """An unreadable document, file or remainder of a file."""
+
+    message: str  # error, with the file and the line or row
+    file: str  # path of the file
+    lost: Lost
+
+
 class DocumentPiece(NamedTuple):
     """A document, part of a text file, or an unreadable part of a file. Workers call `text` to parse it."""
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.prepared.document_piece import SKIP, DocumentPiece, Lost, error_message, is_short
+from jaxgpt.data.prepared.document_piece import SKIP, DocumentPiece, Unreadable, error_message, is_short
 from jaxgpt.data.prepared.shards import token_dtype
 from jaxgpt.data.tokenizers.base import END_OF_TEXT, Tokenizer
 from jaxgpt.data.tokenizers.fast import fast_encoder
@@ -30,9 +30,7 @@ class EncodedPiece(NamedTuple):
         identity: SHA-256 of the complete document; empty: unknown.
         markers: number of end-of-text tokens written as text.
         unwritten: why nothing of the document is written; "": it is written, unless it repeats an earlier document.
-        error: message for a piece that cannot be read or encoded; empty: no error.
-        file: path of the file, for the error.
-        lost: part that the error makes unreadable.
+        unreadable: the part that cannot be read or encoded; None: no error.
     """
 
     ids: bytes
@@ -43,9 +41,7 @@ class EncodedPiece(NamedTuple):
     identity: bytes = b""
     markers: int = 0
     unwritten: Literal["", "short", "unreadable"] = ""
-    error: str = ""
-    file: str = ""
-    lost: Lost = "document"
+    unreadable: Unreadable | None = None
 
 
 class PieceEncoder:
@@ -78,12 +74,13 @@ class PieceEncoder:
             text = piece.text()
             ids = self._encode_text(text)
         except UserError as e:
-            error = error_message(piece, e)
+            message = error_message(piece, e)
             if self.params.on_error == "fail":
-                raise UserError(f"{error}; {SKIP}") from None
+                raise UserError(f"{message}; {SKIP}") from None
+            unreadable = Unreadable(message, piece.file, piece.lost)
             if piece.is_document:
-                return _unreadable_document(piece, error)
-            return self._encoded(piece, "", self._end[:0])._replace(error=error)
+                return _unreadable_document(piece, unreadable)
+            return self._encoded(piece, "", self._end[:0])._replace(unreadable=unreadable)
         return self._encoded(piece, text, ids)
 
     def _encoded(self, piece: DocumentPiece, text: str, ids: np.ndarray) -> EncodedPiece:
@@ -99,8 +96,6 @@ class PieceEncoder:
             identity=own_digest if piece.is_document else piece.identity,
             markers=text.count(END_OF_TEXT),
             unwritten="short" if is_short(piece, text, self.params) else "",
-            file=piece.file,
-            lost=piece.lost,
         )
 
     def _delimited(self, piece: DocumentPiece, ids: np.ndarray) -> np.ndarray:
@@ -119,7 +114,7 @@ class PieceEncoder:
         return "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
 
 
-def _unreadable_document(piece: DocumentPiece, error: str) -> EncodedPiece:
+def _unreadable_document(piece: DocumentPiece, unreadable: Unreadable) -> EncodedPiece:
     """Return the result for a complete document that cannot be read or encoded."""
     return EncodedPiece(
         ids=b"",
@@ -128,7 +123,5 @@ def _unreadable_document(piece: DocumentPiece, error: str) -> EncodedPiece:
         begins_document=piece.is_first,
         bytes_read=piece.bytes_read,
         unwritten="unreadable",
-        error=error,
-        file=piece.file,
-        lost=piece.lost,
+        unreadable=unreadable,
     )

@@ -115,12 +115,14 @@ def _write_remaining(
     tokenizer = saved_tokenizer(out, index)
     check_older_cuts(out, index, tokenizer)
     pieces = read_pieces(sources, params, tokenizer.cuts)
-    written = islice(pieces, index["pieces"])  # pieces processed by an interrupted command
-    repeats = None
+
+    # Reading the pieces that an interrupted command has processed advances `pieces` to the resume position.
+    processed = islice(pieces, index["pieces"])
     if params.dedup == "exact":
-        repeats = repeats_of(written, params)
+        repeats = repeats_of(processed, params)
     else:
-        deque(written, maxlen=0)  # skip the processed pieces
+        repeats = None
+        deque(processed, maxlen=0)  # read without keeping them
 
     encoder = PieceEncoder(tokenizer, params, index["settings"].get("bos_ids", []))
     encoded = encode_in_threads(encoder.encode_batch, batches_of(pieces), params.workers or cores())

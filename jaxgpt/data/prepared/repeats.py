@@ -34,10 +34,10 @@ class Repeats:
         return self._is_repeated
 
 
-def repeats_of(written: Iterable[DocumentPiece], params: PrepareParams) -> Repeats:
+def repeats_of(processed: Iterable[DocumentPiece], params: PrepareParams) -> Repeats:
     """Read the pieces that an interrupted command has processed, and return the documents that it has seen."""
     repeats = Repeats()
-    for piece in written:
+    for piece in processed:
         identity = piece.identity
         if piece.is_document:
             try:

@@ -30,8 +30,9 @@ class ShardWriter:
         self._directory = directory
         self._split = split
         self._dtype = np.dtype(index["dtype"])
-        self._offset = ids_offset(index)
-        self._limit = index["settings"]["shard_tokens"] if self._offset else 1 << 62
+        self._is_llmc = index["settings"]["format"] == "llm.c"
+        self._header_bytes = ids_offset(index)
+        self._limit = index["settings"]["shard_tokens"] if self._is_llmc else 1 << 62  # maximum tokens in a shard
         complete = sum(shard["tokens"] for shard in self.entry["shards"])
         self._tokens = self.entry["tokens"] - complete  # tokens in the current shard
         self._file = self._opened() if self._tokens else None
@@ -61,7 +62,7 @@ class ShardWriter:
         """Complete the unfinished shard, if any: write its header (llm.c's format), and record its checksum."""
         if self._file is None:
             return
-        if self._offset:
+        if self._is_llmc:
             [magic] = [magic for magic, (_, dtype) in LLMC.items() if dtype == self._dtype]
             version, _ = LLMC[magic]
             self._file.seek(0)
@@ -80,12 +81,12 @@ class ShardWriter:
 
     @property
     def _path(self) -> Path:
-        number = f"_{len(self.entry['shards']):06d}" if self._offset else ""
+        number = f"_{len(self.entry['shards']):06d}" if self._is_llmc else ""
         return self._directory / f"{self._split}{number}.bin"
 
     def _opened(self) -> BinaryIO:
         """Open the current shard, truncated to the length recorded in the index."""
-        size = self._offset + self._tokens * self._dtype.itemsize
+        size = self._header_bytes + self._tokens * self._dtype.itemsize
         if self._tokens and not (self._path.is_file() and self._path.stat().st_size >= size):
             fix = f"delete {self._directory} and start again"
             raise UserError(f"{self._path} is missing or shorter than in {INDEX}: {fix}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxgpt.data.prepared.document_piece import Lost
+from jaxgpt.data.prepared.document_piece import Unreadable
 from jaxgpt.data.prepared.index import Skips
 
 MAX_ERRORS = 10  # maximum number of errors listed in the index
@@ -19,15 +19,9 @@ def no_skips() -> Skips:
     return {"documents": 0, "files": 0, "first": [], "groups": []}
 
 
-def count_skipped(skipped: Skips, message: str, file: str, lost: Lost) -> None:
-    """Count an unreadable document, file or remainder of a file in the entry `skipped` of an index.
-
-    Args:
-        skipped: the entry, which is updated.
-        message: error with the file and the line or row.
-        file: path of the file.
-        lost: the part that the error makes unreadable.
-    """
+def count_skipped(skipped: Skips, unreadable: Unreadable) -> None:
+    """Count an unreadable document, file or remainder of a file in the entry `skipped` of an index, which is updated."""
+    message, file, lost = unreadable
     if lost == "document":
         skipped["documents"] += 1
     else:

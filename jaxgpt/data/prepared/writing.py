@@ -83,8 +83,8 @@ def _write_piece(
     piece: EncodedPiece, writers: Mapping[str, ShardWriter], index: Index, repeats: Repeats | None
 ) -> bool:
     """Write, drop or skip a piece, and count it in the index; return whether it completes a shard."""
-    if piece.error:
-        count_skipped(index["skipped"], piece.error, piece.file, piece.lost)
+    if piece.unreadable:
+        count_skipped(index["skipped"], piece.unreadable)
     if piece.unwritten == "unreadable":
         return False
     if piece.unwritten == "short":
