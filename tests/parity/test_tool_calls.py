@@ -419,6 +419,59 @@ def test_a_template_that_omits_tools_or_calls_is_refused_even_if_their_name_occu
         encode(read_record(record), tokenizer(), ChatTemplate(template))
 
 
+def named_call(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {}}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}CALLS<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_tool_is_omitted_even_if_its_name_is_part_of_a_rendered_name() -> None:
+    first = ChatTemplate("{% if tools %}{{ tools[0] | tojson }}\n{% endif %}" + TURNS.replace("CALLS", ""))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    tools = [tool("get_weather"), tool("get")]
+    with pytest.raises(UserError, match="the chat template does not render the function 'get' of"):
+        encode(read_record({"messages": messages, "tools": tools}), tokenizer(), first)
+    assert encode(read_record({"messages": messages, "tools": tools[:1]}), tokenizer(), first)
+
+
+def test_a_call_is_omitted_even_if_its_name_is_part_of_a_rendered_name() -> None:
+    first = ChatTemplate(TURNS.replace("CALLS", "{{ m.tool_calls[0].function.name if m.tool_calls }}"))
+    calls = [named_call("get_weather"), named_call("get")]
+    question = {"role": "user", "content": "Hi"}
+    with pytest.raises(UserError, match="the chat template does not render the function 'get' of"):
+        encode(read_record({"messages": [question, {"role": "assistant", "tool_calls": calls}]}), tokenizer(), first)
+
+
+def test_a_name_that_the_template_changes_is_not_omitted() -> None:
+    loud = ChatTemplate(TURNS.replace("CALLS", "{{ m.tool_calls[0].function.name | upper if m.tool_calls }}"))
+    answer = {"role": "assistant", "tool_calls": [named_call("get")]}
+    [(ids, _)] = encode(read_record({"messages": [{"role": "user", "content": "Hi"}, answer]}), tokenizer(), loud)
+    assert "GET<|im_end|>" in tokenizer().decode(ids)
+
+
+def test_a_call_may_follow_messages_that_the_template_rejects_as_a_prompt() -> None:
+    """No answer follows the first answer, so neither training nor chat renders a prompt there."""
+    strict = "{% if add_generation_prompt and messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"
+    template = ChatTemplate(strict + TURNS.replace("CALLS", "{{ m.tool_calls[0].function.name if m.tool_calls }}"))
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Wait"},
+        {"role": "planner", "tool_calls": [named_call("get")]},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+    [(ids, _)] = encode(read_record({"messages": messages}), tokenizer(), template)
+    assert "get<|im_end|>" in tokenizer().decode(ids)
+
+
 def test_tools_that_a_system_message_describes_need_no_rendering() -> None:
     own = tokenizer()
     system = {"role": "system", "content": f"You can call {json.dumps(TOOLS)}"}

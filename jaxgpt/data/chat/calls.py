@@ -68,6 +68,25 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     return arguments if isinstance(arguments, str) else parsed
 
 
+def with_names(functions: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Copy descriptions of functions, or calls, with new names.
+
+    Args:
+        functions: descriptions of functions, or calls.
+        names: new names, keyed by old name; other names are unchanged.
+    """
+    renamed = list[Mapping[str, Any]]()
+    for item in functions:
+        match item:
+            case {"function": {"name": str(name)} as function}:
+                renamed.append({**item, "function": {**function, "name": names.get(name, name)}})
+            case {"name": str(name)} if "function" not in item:
+                renamed.append({**item, "name": names.get(name, name)})
+            case _:
+                renamed.append(item)
+    return renamed
+
+
 def function_names(functions: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the names in descriptions of functions, or in calls; a description may have no name."""
     names = set[str]()
