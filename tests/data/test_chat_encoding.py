@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data.chat.encoding import ChatFormat, chat_format, stop_ids
-from jaxgpt.data.chat.frame import TurnEnd
 from jaxgpt.data.chat.template import ChatTemplate
+from jaxgpt.data.chat.turn_end import TurnEnd
 from jaxgpt.data.tokenizers.base import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizers.bpe import train_bpe
 from jaxgpt.data.tokenizers.special import SpecialTokens
@@ -302,6 +302,15 @@ def test_the_end_of_a_turn_is_known_if_the_template_needs_or_changes_more(case: 
     [encoded] = own.encode(messages)
     prompt = own.prompt_ids(messages[:2])
     assert encoded.ids[: len(prompt)].tolist() == prompt
+
+
+@pytest.mark.parametrize("base", [PLAIN, MARKS], ids=["plain", "marks"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_the_text_around_a_user_is_without_the_message_even_if_the_template_changes_it(case: str, base: str) -> None:
+    """Otherwise, an added token such as QUESTION would be a control token."""
+    before, content, _ = CHANGES[case]
+    own = ChatFormat(ChatTemplate(before + base.replace("m.content", content)), tokenizer("bytes"))
+    assert own.frame.around_user.endswith("<|im_start|>user\n\n<|im_end|>\n")
 
 
 def test_an_unknown_end_of_a_turn_is_a_warning() -> None:

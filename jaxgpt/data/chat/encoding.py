@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import DataConfig
-from jaxgpt.data.chat.frame import Frame, TurnEnd, find_end, read_frame
+from jaxgpt.data.chat.frame import Frame, read_frame
 from jaxgpt.data.chat.marked import MarkedAnswers
 from jaxgpt.data.chat.names import NameMarker, Protected
 from jaxgpt.data.chat.parts import Part, RenderedAnswers
 from jaxgpt.data.chat.renderings import Renderings
 from jaxgpt.data.chat.template import ChatTemplate, Message
+from jaxgpt.data.chat.turn_end import TurnEnd, find_end
 from jaxgpt.data.tokenizers.base import Tokenizer
 from jaxgpt.data.tokenizers.control_tokens import ControlTokens
 from jaxgpt.data.tokenizers.part_encoder import PartEncoder

@@ -1,36 +1,44 @@
-"""The frame of messages in a chat template: headers, the end of a turn, and text added to answers.
+"""The frame of messages in a chat template: the texts that the template adds before and after an answer.
 
 A template is a program, so the frame is read from renderings of short conversations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxgpt.data.chat.probes import CONTEXTS, PROBED
+from jaxgpt.data.chat.probes import CONTEXTS, PROBED, Context
 from jaxgpt.data.chat.template import ChatTemplate
-from jaxgpt.data.tokenizers.base import Tokenizer
-from jaxgpt.data.tokenizers.control_tokens import ControlTokens
-from jaxgpt.data.tokenizers.subword import SubwordTokenizer
 from jaxgpt.errors import UserError
 
-QUESTION = {"role": "user", "content": "Zq7question"}
-ANSWER = {"role": "assistant", "content": "Zq7answer"}
-OTHER_ANSWER = {"role": "assistant", "content": "Kj4hobbit"}  # same length, other letters
+# Contents of messages, and contents of the same length with other letters.
+QUESTION = "Zq7question"
+OTHER_QUESTION = "Kj4riddling"
+ANSWER = "Zq7answer"
+OTHER_ANSWER = "Kj4hobbit"
 THOUGHT = "<think>\nZq7thought\n</think>\n\n"  # text before the content of an answer
 
 
 class Frame(NamedTuple):
     """The text that a template adds around messages.
 
+    A template may add text between the prompt, which is its text with `add_generation_prompt`, and the answer. The fields for
+    this text, with an example of each:
+
+        field          prompt ends with           added text
+        header         the question               "<|im_start|>assistant\\n"; the template ignores `add_generation_prompt`
+        opening        "<|im_start|>assistant\\n"  "<think>\\n\\n</think>\\n\\n", only before the last answer
+        kept_opening   "<think>\\n"                "\\n</think>\\n\\n"
+        lead           "[/INST]"                  " "
+
     Attributes:
-        header: text between the messages and an answer, if the template ignores `add_generation_prompt`.
-        opening: text that the template adds only to the last answer, such as an empty think block; training omits it.
-        kept_opening: text that the template adds to an answer after the text that chat sends. The model must generate this
-            text, so it is a target. Example: the end of a think block that begins in the prompt.
-        lead: white space that the template adds before an answer, and that the model generates.
+        header: text that chat sends in addition to the prompt.
+        opening: text that chat does not send, and that training omits.
+        kept_opening: text that chat does not send. The model must generate this text, so it is a target.
+        lead: white space that the model generates, also after a header.
         tail: text after an answer; None: unknown.
-        around_user: text around a user's message.
+        around_user: text around a user's message, with a line break in place of the message.
     """
 
     header: str = ""
@@ -41,25 +49,6 @@ class Frame(NamedTuple):
     around_user: str = ""
 
 
-class TurnEnd(NamedTuple):
-    """The end of the assistant's turn.
-
-    Attributes:
-        text: text that the template renders after an answer, up to the first control token (if any), without trailing white
-            space; may be empty.
-        ids: ids to append to an answer, because the template renders nothing after it.
-        added: name of the control token in `ids`, which the template may render between messages; "": no such name.
-        stop_id: id that ends generation, or None.
-        stop: text that ends generation if `stop_id` is None; may be empty.
-    """
-
-    text: str = ""
-    ids: tuple[int, ...] = ()
-    added: str = ""
-    stop_id: int | None = None
-    stop: str = ""
-
-
 def read_frame(template: ChatTemplate) -> Frame:
     """Read the frame of messages from renderings of a question and an answer.
 
@@ -67,8 +56,8 @@ def read_frame(template: ChatTemplate) -> Frame:
     tail and the text around a user's message.
     """
     for thought in ("", THOUGHT):
-        for before, tools in CONTEXTS:
-            frame = _Probe(template, [*before, QUESTION], tools, thought).frame()
+        for context in CONTEXTS:
+            frame = _Probe(template, context, thought).frame()
             if frame is None:
                 continue
             if thought:
@@ -77,125 +66,115 @@ def read_frame(template: ChatTemplate) -> Frame:
     return Frame()
 
 
+class _Around(NamedTuple):
+    """The rendered text before and after the content of a message."""
+
+    before: str
+    after: str
+
+
 class _Probe(NamedTuple):
-    """A short conversation that shows the frame of a template.
+    """Renders short conversations, with a question and an answer, that show the frame of a template.
 
     Attributes:
         template: chat template.
-        asked: messages up to a question.
-        tools: tools of the conversation.
+        context: messages before the question, and tools.
         thought: text before the answer in the content of the assistant's message.
     """
 
     template: ChatTemplate
-    asked: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    thought: str = ""
+    context: Context
+    thought: str
 
     def frame(self) -> Frame | None:
         """Return the frame; None: the template fails, or its text does not depend on the answer."""
+        question = self._user(QUESTION)
         try:
-            prompt = self.rendered(add_generation_prompt=True)
-            question = self.rendered()
-            around = self.around_answer()
+            prompt = self._rendered(question, add_generation_prompt=True)
+            asked = self._rendered(question)
+            around_question = _around(lambda text: self._rendered(self._user(text)), QUESTION, OTHER_QUESTION)
+            around_answer = _around(lambda text: self._rendered(question, self._assistant(text)), ANSWER, OTHER_ANSWER)
         except UserError:
             return None
-        if around is None:
+        if around_answer is None:
             return None
-        before, tail = around
 
-        # Replace the question with a line break, so that the texts around it are not joined to the name of a token.
-        frame = Frame(tail=tail, around_user=question.replace(QUESTION["content"], "\n"))
-        if not before.startswith(prompt):
+        around_user = asked
+        if around_question is not None:
+            # The line break separates the texts, so that they are not joined to the name of a token.
+            around_user = "\n".join(around_question).replace(QUESTION, "\n")
+        frame = Frame(tail=around_answer.after, around_user=around_user)
+        if not around_answer.before.startswith(prompt):
             return frame
-        added = before.removeprefix(prompt)  # text between the prompt and the answer
-        if not added.strip():  # white space before an answer belongs to the first token of the answer
+
+        added = around_answer.before.removeprefix(prompt)  # text between the prompt and the answer
+        if not added.strip():
             return frame._replace(lead=added)
-        if prompt == question:
+        if prompt == asked:
             header = added.rstrip(" ")
             return frame._replace(header=header, lead=added.removeprefix(header))
-        if self.is_generated(added, prompt):
+        if self._is_generated(added, prompt):
             return frame._replace(kept_opening=added)
         return frame._replace(opening=added)
 
-    def around_answer(self) -> tuple[str, str] | None:
-        """Return the texts before and after the last answer; None: unknown."""
-        whole = self.rendered(self.with_thought(ANSWER))
-        before, found, tail = whole.rpartition(ANSWER["content"])
-        if found:
-            return before, tail
+    def _is_generated(self, added: str, prompt: str) -> bool:
+        """Return whether the model must generate a text that the template adds between the prompt and the last answer.
 
-        # The template changes the content, for example to capitals: compare with the text of a different answer.
-        other = self.rendered(self.with_thought(OTHER_ANSWER))
-        if other == whole:
-            return None
-        before = _common_prefix(whole, other)
-        reversed_tail = _common_prefix(whole[::-1], other[::-1])
-        return before, reversed_tail[::-1]
-
-    def is_generated(self, added: str, prompt: str) -> bool:
-        """Return whether the model must generate a text that the template adds to the last answer.
-
-        This is the case if earlier answers also have the text, or do not follow the prompt. In the second case, the text may
-        continue the prompt, for example end a think block. It is also true if the template rejects earlier
-        answers.
+        It must if earlier answers also have this text, or do not follow the prompt: in this case, the prompt may begin a think
+        block that the text ends. If the template rejects earlier answers, it must as well.
         """
+        question = self._user(QUESTION)
         try:
-            one = self.rendered(self.with_thought(ANSWER), QUESTION)
-            two = self.rendered(self.with_thought(OTHER_ANSWER), QUESTION)
+            one = self._rendered(question, self._assistant(ANSWER), question)
+            two = self._rendered(question, self._assistant(OTHER_ANSWER), question)
         except UserError:
             return True
-        before = _common_prefix(one, two)
-        return before.endswith(added) or not before.startswith(prompt)
+        before_earlier = _common_beginning(one, two)
+        return before_earlier.endswith(added) or not before_earlier.startswith(prompt)
 
-    def with_thought(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return an assistant's message with the thought before its content."""
-        return message | {"content": self.thought + message["content"]}
+    def _user(self, text: str) -> dict[str, Any]:
+        """Return a user's message."""
+        return {"role": "user", "content": text}
 
-    def rendered(self, *after: dict[str, Any], add_generation_prompt: bool = False) -> str:
-        """Render the conversation with further messages."""
-        messages = [*self.asked, *after]
+    def _assistant(self, text: str) -> dict[str, Any]:
+        """Return an assistant's message with the thought before its text."""
+        return {"role": "assistant", "content": self.thought + text}
+
+    def _rendered(self, *messages: dict[str, Any], add_generation_prompt: bool = False) -> str:
+        """Render messages after the context."""
         rendered = self.template.render(
-            messages, tools=self.tools, add_generation_prompt=add_generation_prompt, limit=PROBED
+            [*self.context.before, *messages],
+            tools=self.context.tools,
+            add_generation_prompt=add_generation_prompt,
+            limit=PROBED,
         )
         return rendered.text
 
 
-def _common_prefix(one: str, two: str) -> str:
+def _around(render: Callable[[str], str], text: str, other: str) -> _Around | None:
+    """Return the rendered text before and after the content of a message; None: the rendered text does not depend on it.
+
+    Args:
+        render: function of the content that renders the conversation.
+        text: content.
+        other: a different content, without common letters at its ends.
+    """
+    whole = render(text)
+    before, found, after = whole.rpartition(text)
+    if found:
+        return _Around(before, after)
+
+    # The template changes the content, for example to capitals: compare with the text of a different content.
+    changed = render(other)
+    if changed == whole:
+        return None
+    reversed_after = _common_beginning(whole[::-1], changed[::-1])
+    return _Around(_common_beginning(whole, changed), reversed_after[::-1])
+
+
+def _common_beginning(one: str, two: str) -> str:
     """Return the longest common beginning of two texts."""
     for n, (first, second) in enumerate(zip(one, two, strict=False)):
         if first != second:
             return one[:n]
     return min(one, two, key=len)
-
-
-def find_end(tail: str | None, tokenizer: Tokenizer, control: ControlTokens) -> TurnEnd:
-    """Find the end of a turn in the text after an answer: the first control token or, without control tokens, all text.
-
-    If a template renders no text after an answer, the end-of-text token ends the turn.
-
-    Args:
-        tail: text that the template renders after an answer; None: unknown.
-        tokenizer: tokenizer of the model.
-        control: control tokens of the tokenizer.
-    """
-    if tail is None:
-        return TurnEnd()
-    if not tail.strip():
-        eos_id = tokenizer.eos_id
-        if eos_id is None:
-            return TurnEnd()
-        return TurnEnd(ids=(eos_id,), added=control.names.get(eos_id, ""), stop_id=eos_id)
-
-    text = tail.rstrip()
-    if isinstance(tokenizer, SubwordTokenizer):
-        found = control.find(tail)
-        if not found:
-            return TurnEnd(text, stop=text)
-        first = found[0]
-        return TurnEnd(tail[: first.end].rstrip(), stop_id=first.id)
-    try:
-        ids = tokenizer.encode(text).tolist()
-    except UserError:  # for example, for a character outside the vocabulary, which no model can generate
-        ids = []
-    return TurnEnd(text, stop_id=ids[0]) if len(ids) == 1 else TurnEnd(text, stop=text)

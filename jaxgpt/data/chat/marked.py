@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from jaxgpt.data.chat.frame import Frame, TurnEnd
+from jaxgpt.data.chat.frame import Frame
 from jaxgpt.data.chat.parts import Part
 from jaxgpt.data.chat.renderings import Renderings
 from jaxgpt.data.chat.template import Message, Rendered
+from jaxgpt.data.chat.turn_end import TurnEnd
 from jaxgpt.errors import UserError
 
 Range = tuple[int, int]  # [begin, end) of the characters in the text of a conversation

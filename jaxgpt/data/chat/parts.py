@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxgpt.data.chat.frame import Frame, TurnEnd
+from jaxgpt.data.chat.frame import Frame
 from jaxgpt.data.chat.renderings import Renderings
+from jaxgpt.data.chat.turn_end import TurnEnd
 from jaxgpt.errors import UserError, short_repr
 
 
