@@ -87,7 +87,8 @@ def _hashes_of_ids(splits: Sequence[Split], bounds: Sequence[DocumentBounds]) ->
 def _hashes_of_files(text: Text) -> np.ndarray:
     """Return the hash of each file of a text."""
     file = io.BytesIO(text.data)
-    sizes = [size for _, size in text.files] or [-1]
+    whole = -1  # the size with which `read` returns all bytes
+    sizes = [size for _, size in text.files] or [whole]
     hashes = array("q", (hash(file.read(size)) for size in sizes))
     return np.frombuffer(hashes, np.int64)
 

@@ -27,9 +27,8 @@ class Memorized:
     characters: int = 0  # length of the span in characters
     text: str = ""  # text of the span
     start: int = 0  # index of the span's first token in the sample
-    token: int = (
-        0  # index of the span's first token in the training ids; the ids of a mixture's sources are concatenated
-    )
+    # Index of the span's first token in the training ids; the ids of a mixture's sources are concatenated.
+    token: int = 0
     location: str = ""  # file and line of the first occurrence in a text; otherwise path and token index
     before: str = ""  # text before the span in its source
     after: str = ""  # text after the span in its source

@@ -86,7 +86,8 @@ def _attribution(
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)
-    if "pos_embed" in parts:  # `[1, T, D]`, added to the embedding
+    if "pos_embed" in parts:
+        # `[1, T, D]`, added to the embedding of each row: in each row, both have the same gradient.
         gradients["pos_embed"] = gradients["embed"]
 
     def contribution(name: str, axes: tuple[int, ...] = (1, 2)) -> jax.Array:

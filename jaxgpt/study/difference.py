@@ -115,8 +115,11 @@ def difference(a: SeedGroup, b: SeedGroup) -> Difference:
         a_windows = _windows_of(a, sorted(a.losses))
         b_windows = _windows_of(b, sorted(b.losses))
 
+    are_known = bool(a_windows) and bool(b_windows)
     fingerprints = {losses.windows for losses in (*a_windows, *b_windows)}
-    if not a_windows or not b_windows or len(fingerprints) > 1 or len(a_windows[0].sums_W) < 2:
+    if not are_known or len(fingerprints) > 1:
+        return found
+    if len(a_windows[0].sums_W) == 1:  # the variance over one window is unknown
         return found
 
     # Losses [S, W] of each group, or the differences of the pairs.

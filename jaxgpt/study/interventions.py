@@ -96,11 +96,14 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
     check_lm(lm)
     if replacement not in ("zero", "mean"):
         raise UserError(f"replacement must be zero or mean: {short_repr(replacement)}")
-    names = layer_names(lm.config.model, "attn.head_out")
-    outputs = tuple(run(lm, ids, names).taps.values())
+    names = tuple(layer_names(lm.config.model, "attn.head_out"))
     factor = 1 if replacement == "mean" else 0
-    values = tuple(jnp.broadcast_to(factor * x.mean((0, 1)), x.shape) for x in outputs)
-    found = on_tokens(_sweep, lm, ids, values, tuple(names), 2, metric)
+    values = []
+    for output_BTNH in run(lm, ids, names).taps.values():
+        mean_NH = output_BTNH.mean((0, 1))
+        values.append(jnp.broadcast_to(factor * mean_NH, output_BTNH.shape))
+    heads = _axis_of("attn.head_out", over="heads")
+    found = on_tokens(_sweep, lm, ids, tuple(values), names, heads, metric)
     return Ablation(clean=found.unedited, ablated=found.edited)
 
 

@@ -68,8 +68,7 @@ def compute_lens(model: GPT, params: Any, tokens_BT: jax.Array, k: int, only: On
         logits_BTV = forward(model, params, tokens_BT, (), ((last, replace_with(x_BTD)),)).logits
         logits_BTV = only(logits_BTV)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
-        is_unknown_BT = answer_BT < 0
-        answer_BT = jnp.where(is_unknown_BT, ids_BTk[..., 0], answer_BT)
+        answer_BT = jnp.where(answer_BT == UNKNOWN, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         rank_BT = 1 + (logits_BTV > answer_BT1).sum(-1)
