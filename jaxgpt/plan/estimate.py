@@ -58,7 +58,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     counts = extrapolated_counts(config, topology.target, work)
     count = microbatches_of(config).accumulation
     memory = counts.memory | {"activations": _activation_bytes(config, topology, work, counts)}
-    memory = {kind: memory[kind] for kind in KINDS if kind in memory}
+    memory = {kind: memory[kind] for kind in KINDS if kind in memory}  # in the order of `KINDS`
 
     traffic = _memory_traffic(config, memory, counts)
     flops = count * counts.flops

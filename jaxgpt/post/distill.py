@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ def kl_divergence(log_a: jax.Array, log_b: jax.Array) -> jax.Array:
     return (jnp.exp(log_a) * (log_a - log_b)).sum(-1)
 
 
-def divergence(log_p: jax.Array, log_q: jax.Array, kind: str, beta: float = 0.5) -> jax.Array:
+def divergence(
+    log_p: jax.Array, log_q: jax.Array, kind: Literal["forward", "reverse", "jsd"], beta: float = 0.5
+) -> jax.Array:
     """Compute the divergence between a student p and a teacher q over the last axis, in nats.
 
     forward: `KL(q || p)` (Hinton et al. 2015), with the gradient of the cross entropy with the targets q; reverse: `KL(p || q)`

@@ -55,14 +55,15 @@ def work_of(config: Config) -> tuple[Config, Work]:
     if post.objective == "next-token":
         return config, NEXT_TOKEN
 
-    # With adapters, the reference is their base. A reference that is computed once is not part of the step.
-    is_base = config.lora.rank > 0
-    reads_copy = not (post.is_distillation or is_base or config.computes_reference_once)
+    has_copy = post.has_reference and not post.is_distillation  # a teacher has its own argument
+    if config.lora.rank or config.computes_reference_once:
+        has_copy = False  # the reference is the base of the adapters, or is computed before the first step
+
     work = Work(
         objective_of=PlannedObjective(config),
         rows=Rows(config) if post.is_rollout or post.is_preference else None,
         windows=config.row_tokens // config.window,
-        reference=post.has_reference and reads_copy,
+        reference=has_copy,
         teacher=teacher_of(config) if post.is_distillation else None,
         answers=_answers(config) if post.is_rollout else None,
     )

@@ -40,7 +40,7 @@ VARIANTS = {
 }
 
 
-def advantages(reward_PG: np.ndarray, kind: str) -> np.ndarray:
+def advantages(reward_PG: np.ndarray, kind: Literal["normalized", "centered", "leave-one-out"]) -> np.ndarray:
     """Compute the advantages of the G answers to each of P prompts, float32 `[P, G]`.
 
     centered: `r - mean`; normalized: `(r - mean) / (std + 1e-4)`, with the unbiased standard deviation of the group;

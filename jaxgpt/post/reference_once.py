@@ -37,7 +37,7 @@ class BuildBesideReference:
         build: function from a config to a program, `post.start.build_program`.
 
     Attributes:
-        reference: weights of the reference, after a call; None: no call yet, or deleted.
+        reference: weights of the reference, after a call; None: no call yet, or taken (`take_reference`).
     """
 
     def __init__(self, build: Callable[..., Program]) -> None:
@@ -55,6 +55,12 @@ class BuildBesideReference:
         arrays = frozen(program.place) if callable(frozen) else frozen
         self.reference = program.put_params(arrays)
         return program
+
+    def take_reference(self) -> Any:
+        """Return the weights of the reference and forget them, so that the caller's deletion frees their memory."""
+        reference = self.reference
+        self.reference = None
+        return reference
 
 
 class PairFeed(DataFeed):
@@ -78,7 +84,7 @@ class PairFeed(DataFeed):
 class ReferencedFeeds(FeedOfSettings):
     """A function that makes the feed of a run (`Start.feed`): it computes the log probabilities of the pairs of the run.
 
-    A call computes them before the state of the run exists, and then deletes the reference.
+    A call computes them before the state of the run exists, and deletes the reference at its end.
 
     Pairs are computed in microbatches, in the order of their first use in the run (`used_microbatches`). If the
     microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next
@@ -105,13 +111,12 @@ class ReferencedFeeds(FeedOfSettings):
         val = microbatches_of(held_out_starts(data.val, program.config), rows)
 
         total = sum(map(len, [*train, *val]))
-        log_p = MicrobatchLogP(program, self._build.reference, total, self._progress)
+        log_p = MicrobatchLogP(program, self._build.take_reference(), total, self._progress)
         feed.pairs = log_p.compute(data.train, train)
         self.val = None
         if feed.pairs is not None:
             self.val = log_p.compute(data.val, val)
         feed.interrupted = self.val is None
-        self._build.reference = None
         return feed
 
 

@@ -62,7 +62,7 @@ def with_objective(
     # Frozen arrays: a reference with the model of the run, or a teacher with its own model.
     teacher: ModelConfig | None = None
     reference = open_reference(config, start.resumed)
-    if reference:
+    if reference is not None:
         start = start._replace(frozen=reference)
         if post.is_distillation:
             teacher = reference.config.model
