@@ -102,9 +102,9 @@ def compare_mixture(
     if recorded is None:
         recorded = sources_of_0_1_0(record, data, parts, open_source)
     if recorded is None:
-        return RunData(config, data, record.changed(data.source))
+        return RunData(config, data, record.message(data.source))
     for path, part in parts.items():
-        change = record.change(recorded.get(path, part.fingerprint), part)
+        change = record.change_of_source(recorded.get(path, part.fingerprint), part)
         if change:
             return RunData(config, data, change)
 

@@ -61,11 +61,11 @@ class DataRecord:
         """Fingerprint of the first source, or of all data if sources are not recorded."""
         return self.fingerprint if self.sources is None else self.sources[0]
 
-    def changed(self, description: str) -> str:
+    def message(self, description: str) -> str:
         """Return the message that the data have changed since the checkpoint; `description`: the changed source."""
         return f"the data of {self.run.path} has changed since step {self.info.step}: {description}"
 
-    def change(self, recorded: str, source: Data) -> str:
+    def change_of_source(self, recorded: str, source: Data) -> str:
         """Return the message if a source of a mixture has changed since the checkpoint, otherwise "".
 
         Args:
@@ -73,16 +73,16 @@ class DataRecord:
             source: the present source.
         """
         if recorded != source.fingerprint:
-            return self.changed(source.source + self._changed_files(recorded, source))
+            return self.message(source.source + self._changed_files(recorded, source))
         if self._has_other_split(source):
-            return self.changed(f"{source.source}; other files are for validation now")
+            return self.message(f"{source.source}; other files are for validation now")
         return ""
 
     def change_of_all(self, recorded: str, data: Data) -> str:
-        """Like `change`, for all data together: the message includes the numbers of tokens if they differ."""
+        """Like `change_of_source`, for all data together: the message includes the numbers of tokens if they differ."""
         if recorded != data.fingerprint:
-            return self.changed(data.source + self._changed_size(data) + self._changed_files(recorded, data))
-        return self.change(recorded, data)
+            return self.message(data.source + self._changed_size(data) + self._changed_files(recorded, data))
+        return self.change_of_source(recorded, data)
 
     def _has_other_split(self, source: Data) -> bool:
         """Return whether renamed files have changed the split of a source; the content of all files together is unchanged."""
@@ -99,7 +99,7 @@ class DataRecord:
         return f" ({then:,} tokens then, {now:,} now)"
 
     def _changed_files(self, recorded: str, source: Data) -> str:
-        """Describe the added, removed and changed files of a source; "": not recorded. Arguments as in `change`."""
+        """Describe the added, removed and changed files of a source; "": not recorded. Arguments as in `change_of_source`."""
         old = self.info.about.get("files", {}).get(recorded, {})
         new = source.recorded.files
         if not old or not new:

@@ -36,7 +36,7 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     leaves the context before that, the replaced run is restored.
     """
     path = Path(out) if out else _new_directory(config.preset)
-    with _locked(path, overwrite, is_new=not out):
+    with _locked(path, overwrite, is_created=not out):
         with _replacing(path):
             draft = _write_draft(path, config, tokenizer)
             swap_in(draft, path, keep=True)
@@ -80,14 +80,14 @@ def _new_directory(preset: str) -> Path:
 
 
 @contextmanager
-def _locked(path: Path, overwrite: bool, is_new: bool = False) -> Iterator[None]:
+def _locked(path: Path, overwrite: bool, is_created: bool = False) -> Iterator[None]:
     """Create the directory of a run if missing, and lock it; on exit, delete it if it is new and empty.
 
-    `is_new`: the caller has just created the directory.
+    `is_created`: the caller has just created the directory.
     """
     check_link(path)
-    if not path.exists():
-        is_new = True
+    is_new = is_created or not path.exists()
+    if is_new:
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):

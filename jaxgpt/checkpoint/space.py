@@ -42,18 +42,18 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         return
     present = saved_steps(run.checkpoints)
     if replaced:
-        free += sum(_size(run.path / name) for name in (*RUN_FILES, NEW, REPLACED))  # other files are kept
+        free += sum(_bytes_on_disk(run.path / name) for name in (*RUN_FILES, NEW, REPLACED))  # other files are kept
         present = []
     else:
         old = replaced_run(run.path)  # the old run is deleted before the first checkpoint is written
-        free += _size(old) if old else 0
+        free += _bytes_on_disk(old) if old else 0
 
-    size = _bytes(state)
+    size = _bytes_in_memory(state)
     most = most_checkpoints(train)
     needed = size * max(most - len(present), 1)
     available = f"the file system of {run.path} has {format_bytes(free)} of free space"
     facts = f"a checkpoint takes about {format_bytes(size)}, and {available}"
-    if free < COMPRESSED * _bytes(state.params):
+    if free < COMPRESSED * _bytes_in_memory(state.params):
         fix = f"free at least {format_bytes(size - free)} there, or move the run to a different file system"
         raise UserError(f"{facts}: {fix}")
     if free < needed:
@@ -61,7 +61,7 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         note(f"{facts}: the run stores up to {most} at a time, {format_bytes(most * size)}; {fix}")
 
 
-def _size(path: Path) -> int:
+def _bytes_on_disk(path: Path) -> int:
     """Return the bytes that deleting a file or directory tree frees; targets of links and missing files count as 0."""
     files = [path]
     if path.is_dir() and not path.is_symlink():
@@ -98,7 +98,7 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _bytes(tree: Any) -> int:
+def _bytes_in_memory(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -67,8 +67,10 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
     starts = np.asarray(split.eval_starts(T, max(config.data.stride, T)))
     if not len(starts):
         raise UserError(f"the split has no window to evaluate: it has {len(split):,} tokens; use a longer text")
+
+    # Indices of windows: of the windows common to all evaluations of the run, and of the windows of this evaluation.
     shared = evenly_spaced(len(starts), config.train.eval_windows)
-    chosen = np.arange(len(starts)) if watch.final else shared  # indices of windows
+    chosen = np.arange(len(starts)) if watch.final else shared
     rows = Windows(split, starts[chosen], T)
 
     # The batch size depends on the whole split, not on `chosen`, so that all evaluations of a run use one compiled program.
@@ -80,7 +82,8 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
         return None
 
     count_B = np.asarray(sums.count_B)
-    result = summarize(np.asarray(sums.loss_B), count_B, np.searchsorted(chosen, shared))
+    shared_rows = np.searchsorted(chosen, shared)  # the rows of `sums` with the shared windows
+    result = summarize(np.asarray(sums.loss_B), count_B, shared_rows)
     count = float(count_B.sum(dtype=np.float64))
     others = {name: float(np.sum(value_B, dtype=np.float64)) / count for name, value_B in sums.others.items()}
     return result._replace(seconds=time.perf_counter() - began, others=others, rows=rows)

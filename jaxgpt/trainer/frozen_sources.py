@@ -97,12 +97,18 @@ def open_adapter_base(start: Start, trained: Run | None) -> FrozenWeights | None
     return FrozenWeights(source, trained)
 
 
-def open_frozen(start: Start, part: FrozenPart) -> FrozenWeights | FrozenArrays:
+def part_of_objective(has_adapters: bool) -> FrozenPart:
+    """Return the name of the checksum of `Start.frozen` in checkpoints: with adapters, `base` names their base."""
+    return "frozen" if has_adapters else "base"
+
+
+def open_frozen(start: Start) -> FrozenWeights | FrozenArrays:
     """Open the weights of `Start.frozen` without reading them, or compute the checksum of its arrays."""
     frozen = start.frozen
     if isinstance(frozen, str):
         frozen = open_same_model(frozen, start.config)
     if isinstance(frozen, WeightSource):
+        part = part_of_objective(has_adapters=bool(start.config.lora.rank))
         return FrozenWeights(frozen, start.resumed, part)
     has_arrays = bool(jax.tree.leaves(frozen))
     return FrozenArrays(frozen, checksum(frozen) if has_arrays else "")

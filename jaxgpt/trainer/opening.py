@@ -122,7 +122,8 @@ def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note
         delete_replaced(run.path)
 
     # Check the settings and the checkpoint.
-    if saved_steps(run.checkpoints)[-1:] != ([last.step] if last else []):
+    newest = max(saved_steps(run.checkpoints), default=None)
+    if newest != (last.step if last else None):
         raise UserError(f"another process has trained {run.path} meanwhile: run the command again")
     old = last.config() if last else run.config()
     check_resume(old, program.config, last.step if last else 0)

@@ -173,9 +173,11 @@ class Checkpoints:
         """
         step = self.record.step
         is_of_this_process = process_count() > 1 and not isinstance(error, SharedError)
-        is_lost = isinstance(error, (Diverged, WriteFailed)) or is_of_this_process
-        if is_lost or step == (self._saved or 0):
+        if is_of_this_process or isinstance(error, (Diverged, WriteFailed)):
             return
+        if step in (0, self._saved):
+            return
+
         self.record.tolerate_listener()  # the error may be the listener's
         try:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):

@@ -20,6 +20,7 @@ from jaxgpt.trainer.frozen_sources import (
     FrozenWeights,
     open_adapter_base,
     open_frozen,
+    part_of_objective,
 )
 from jaxgpt.trainer.start import Start
 
@@ -35,7 +36,7 @@ class InitialWeights(NamedTuple):
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
         has_adapters: whether the run trains adapters.
         base: the weights that adapters change; None: random weights, or no adapters.
-        frozen: arrays that the objective reads (`Start.frozen`); None: with adapters, their base.
+        frozen: arrays that the objective reads (`Start.frozen`); None: the objective receives the base of the adapters.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
 
@@ -63,7 +64,7 @@ class InitialWeights(NamedTuple):
         if self.base is not None:
             parts["base"] = self.base
         if self.frozen is not None:
-            parts["frozen" if self.has_adapters else "base"] = self.frozen
+            parts[part_of_objective(self.has_adapters)] = self.frozen
         return parts
 
     def facts(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def open_weights(start: Start) -> InitialWeights:
     if config.lora.rank:
         weights = _open_adapters(start, run or origin)
     else:
-        weights = InitialWeights(frozen=open_frozen(start, "base"))
+        weights = InitialWeights(frozen=open_frozen(start))
         if config.init_from and is_first and state is None:
             initial = open_source(*parse_checkpoint(config.init_from))
             weights = weights._replace(initial=initial)
@@ -120,9 +121,9 @@ def open_weights(start: Start) -> InitialWeights:
 def _open_adapters(start: Start, trained: Run | None) -> InitialWeights:
     """Open the base of adapters, and the arrays of the objective; `trained` as in `FrozenWeights`."""
     base = open_adapter_base(start, trained)
-    frozen = open_frozen(start, "frozen")
-    has_own = bool(frozen.digest)
-    return InitialWeights(has_adapters=True, base=base, frozen=frozen if has_own else None)
+    frozen = open_frozen(start)
+    has_arrays = bool(frozen.digest)
+    return InitialWeights(has_adapters=True, base=base, frozen=frozen if has_arrays else None)
 
 
 def _run_of_weights(start: Start, weights: InitialWeights) -> Run | None:
