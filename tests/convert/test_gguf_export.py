@@ -22,7 +22,7 @@ from jaxgpt.convert.families import express_in_family
 from jaxgpt.convert.gguf import compare as gguf_compare
 from jaxgpt.convert.gguf import describe as gguf_describe
 from jaxgpt.convert.gguf import export as gguf_export
-from jaxgpt.convert.gguf.compare import spaces_note
+from jaxgpt.convert.gguf.compare import space_scheme, spaces_note
 from jaxgpt.convert.gguf.describe import describe_tokenizer
 from jaxgpt.convert.gguf.export import export_gguf
 from jaxgpt.convert.gguf.model import GgufWeights
@@ -327,7 +327,7 @@ def metaspace(scheme: str) -> dict[str, Any]:
 def test_spaces_that_llama_cpp_adds_to_other_texts_are_named(scheme: str, tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme))
     again = read_tokenizer(describe_tokenizer(tokenizer, V).metadata, "m.gguf")
-    note = spaces_note(tokenizer)
+    note = spaces_note(space_scheme(tokenizer))
     for text, named in ((" a", "begin with a space"), ("a <x>b", "after a special token")):
         differ = again.encode_special(text).tolist() != tokenizer.encode_special(text).tolist()
         assert differ == (named in note), text
@@ -380,10 +380,10 @@ def test_many_special_tokens_are_compared_after_one_reading(tmp_path: Path, monk
 
         return counted
 
-    for module, name in ((gguf_describe, "read_tokenizer"), (gguf_compare, "spaces_note")):
+    for module, name in ((gguf_describe, "read_tokenizer"), (gguf_compare, "space_scheme")):
         monkeypatch.setattr(module, name, count(getattr(module, name)))
     describe_tokenizer(tokenizer, V)
-    assert sorted(calls) == ["read_tokenizer", "spaces_note"]
+    assert sorted(calls) == ["read_tokenizer", "space_scheme"]
 
 
 @pytest.mark.parametrize("scheme", ["first", "always"])
@@ -392,7 +392,7 @@ def test_options_of_tokens_are_compared_where_spaces_differ(scheme: str, tmp_pat
     value["added_tokens"][-1] |= {"rstrip": True, "special": True}
     tokenizer = sentencepiece(tmp_path, **metaspace(scheme), added_tokens=value["added_tokens"])
     found = describe_tokenizer(tokenizer, V).note
-    assert spaces_note(tokenizer) in found
+    assert spaces_note(space_scheme(tokenizer)) in found
     assert "'<x>' (rstrip)" in found
 
     value["added_tokens"][-1]["special"] = False

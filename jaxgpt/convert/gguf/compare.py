@@ -42,25 +42,30 @@ def compare(exported: Tokenizer, original: Tokenizer) -> str:
     Raises:
         UserError: if ids differ in a way that the note does not describe.
     """
-    spaces = spaces_note(original)
-    has_other_spaces = spaces != ""
-    different = [token for token in _added_tokens(original) if _differs(token, exported, original, has_other_spaces)]
-    note = "; ".join(filter(None, [spaces, _tokens_note(different)]))
+    scheme = space_scheme(original)
+    adds_spaces = scheme != "never"  # llama.cpp adds a space to more texts than the original
+    different = [token for token in _added_tokens(original) if _differs(token, exported, original, adds_spaces)]
+    notes = [spaces_note(scheme), _tokens_note(different)]
+    note = "; ".join(filter(None, notes))
 
     _check_bos(exported, original)
     _check_added(different)
     # If there is a note, special tokens in a text may differ, so their names are compared only as plain text.
-    for text in _probes(original, has_other_spaces):
-        if not _same_ids(exported, original, text, special=not note):
+    for text in _probes(original, adds_spaces):
+        if not _same_ids(exported, original, text, special=note == ""):
             raise UserError(f"llama.cpp has no tokenizer that computes the same ids for {text!r}: export a directory")
     return note
 
 
-def spaces_note(tokenizer: Tokenizer) -> str:
-    """Describe the texts that begin with an added space only in llama.cpp; "": none."""
+def space_scheme(tokenizer: Tokenizer) -> str:
+    """Return the `prepend_scheme` of a tokenizer; never: also without a tokenizer.json."""
     if not isinstance(tokenizer, SubwordTokenizer):
-        return ""
-    scheme = prepend_scheme(json.loads(tokenizer.library.to_str()))
+        return "never"
+    return prepend_scheme(json.loads(tokenizer.library.to_str()))
+
+
+def spaces_note(scheme: str) -> str:
+    """Describe the texts that begin with an added space only in llama.cpp, by the original's `prepend_scheme`; "": none."""
     if scheme == "never":
         return ""
     others = "texts that begin with a space"
@@ -87,9 +92,9 @@ def _check_added(different: Sequence[AddedToken]) -> None:
             )
 
 
-def _probes(tokenizer: Tokenizer, has_other_spaces: bool) -> list[str]:
-    """Return the texts whose ids must be equal; `has_other_spaces`: llama.cpp adds a space before a leading space."""
-    probes = [text for text in PROBES if not (has_other_spaces and text.startswith(" "))]
+def _probes(tokenizer: Tokenizer, adds_spaces: bool) -> list[str]:
+    """Return the texts whose ids must be equal; `adds_spaces`: llama.cpp adds a space before a leading space."""
+    probes = [text for text in PROBES if not (adds_spaces and text.startswith(" "))]
     if isinstance(tokenizer, CharTokenizer):
         return ["".join(character for character in text if character in tokenizer.words) for text in probes]
     return probes
@@ -104,12 +109,12 @@ def _tokens_note(different: Sequence[AddedToken]) -> str:
     return f"llama.cpp matches the special token {_shown(special[0])}{more} differently between other texts"
 
 
-def _differs(token: AddedToken, exported: Tokenizer, original: Tokenizer, has_other_spaces: bool) -> bool:
+def _differs(token: AddedToken, exported: Tokenizer, original: Tokenizer, adds_spaces: bool) -> bool:
     """Return whether llama.cpp matches an added token differently.
 
-    If llama.cpp adds other spaces, all ids around tokens differ, so the result depends only on the options of the token.
+    If llama.cpp adds spaces, all ids around tokens differ, so the result depends only on the options of the token.
     """
-    if has_other_spaces:
+    if adds_spaces:
         return token.single_word or token.lstrip or token.rstrip
     return not _same_ids(exported, original, AROUND.format(token.content))
 

@@ -10,9 +10,10 @@ from jaxgpt.convert import experts, gemma, gpt2, llama, neox
 from jaxgpt.convert.family import Family
 from jaxgpt.errors import UserError
 
+# Metadata keys, without the name of the architecture.
 RMS_EPS = "attention.layer_norm_rms_epsilon"
 LAYER_EPS = "attention.layer_norm_epsilon"
-WIDTH = "feed_forward_length"
+WIDTH = "feed_forward_length"  # width of the MLP
 SOFTCAP = "final_logit_softcapping"
 
 
@@ -28,6 +29,18 @@ class SlidingWindows(NamedTuple):
     theta: float = 0.0
 
 
+class ExpertRules(NamedTuple):
+    """The experts in the graph and the metadata of an architecture.
+
+    Attributes:
+        normalized: whether its graph divides the scores of a token's experts by their sum.
+        width: metadata key of the width of each expert.
+    """
+
+    normalized: bool
+    width: str = WIDTH
+
+
 class Architecture(NamedTuple):
     """A llama.cpp architecture.
 
@@ -38,11 +51,10 @@ class Architecture(NamedTuple):
         eps: metadata key of the epsilon of norms.
         interleaved: whether RoPE rotates adjacent channels of a head, so that rows of queries and keys are reordered.
         windows: default sliding windows; None: its graph has no windows.
-        tied: whether a file may lack the head, which then equals the embedding.
-        head_dim: whether the head width may differ from the model width per head.
-        grouped: whether query heads may share a key/value head.
-        width: metadata key of the width of the MLP, or of each expert.
-        normalized: whether its graph divides the scores of a token's experts by their sum; None: it has no experts.
+        may_tie: whether a file may lack the head, which then equals the embedding.
+        may_widen_heads: whether the head width may differ from the model width per head.
+        may_share_heads: whether query heads may share a key/value head.
+        expert_rules: its experts; None: its graph has no experts.
         reads_divisors: whether its graph reads the tensor `ROPE_DIVISORS`.
         rotates_part: whether RoPE may rotate fewer channels than a head has.
         scales_queries: whether its graph divides the scores by a different number than the family (`_query_factor`).
@@ -55,11 +67,10 @@ class Architecture(NamedTuple):
     eps: str = RMS_EPS
     interleaved: bool = False
     windows: SlidingWindows | None = None
-    tied: bool = True
-    head_dim: bool = True
-    grouped: bool = True
-    width: str = WIDTH
-    normalized: bool | None = None
+    may_tie: bool = True
+    may_widen_heads: bool = True
+    may_share_heads: bool = True
+    expert_rules: ExpertRules | None = None
     reads_divisors: bool = False
     rotates_part: bool = False
     scales_queries: bool = False
@@ -71,9 +82,9 @@ ARCHITECTURES = {
     each.name: each
     for each in (
         Architecture("llama", llama.LLAMA, interleaved=True, reads_divisors=True),  # also Mistral
-        Architecture("qwen2", llama.QWEN2, head_dim=False),
+        Architecture("qwen2", llama.QWEN2, may_widen_heads=False),
         Architecture("qwen3", llama.QWEN3),
-        Architecture("olmo2", llama.OLMO2, windows=SlidingWindows(period=4), tied=False, head_dim=False),
+        Architecture("olmo2", llama.OLMO2, windows=SlidingWindows(period=4), may_tie=False, may_widen_heads=False),
         Architecture(
             "gemma3",
             gemma.FAMILY,
@@ -88,7 +99,7 @@ ARCHITECTURES = {
             neox.FAMILY,
             activation=GELU,
             eps=LAYER_EPS,
-            tied=False,
+            may_tie=False,
             rotates_part=True,
             more_keys={"use_parallel_residual": ("parallel_residual", bool)},
         ),
@@ -98,9 +109,20 @@ ARCHITECTURES = {
 WITH_EXPERTS = {
     each.name: each
     for each in (
-        Architecture("llama", experts.MIXTRAL, interleaved=True, normalized=True, reads_divisors=True),
-        Architecture("qwen3moe", experts.QWEN3_MOE, width="expert_feed_forward_length", normalized=True),
-        Architecture("olmoe", experts.OLMOE, tied=False, head_dim=False, grouped=False, normalized=False),
+        Architecture(
+            "llama", experts.MIXTRAL, interleaved=True, expert_rules=ExpertRules(normalized=True), reads_divisors=True
+        ),
+        Architecture(
+            "qwen3moe", experts.QWEN3_MOE, expert_rules=ExpertRules(normalized=True, width="expert_feed_forward_length")
+        ),
+        Architecture(
+            "olmoe",
+            experts.OLMOE,
+            may_tie=False,
+            may_widen_heads=False,
+            may_share_heads=False,
+            expert_rules=ExpertRules(normalized=False),
+        ),
     )
 }
 

@@ -79,7 +79,7 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
     """
     _check_heads(architecture, model)
     changes: dict[str, Any] = {}
-    if not architecture.tied:
+    if not architecture.may_tie:
         changes["tie_embeddings"] = False  # the head is written as a copy of the embedding
     if model.activation == "gelu" and architecture.activation == GELU:
         changes["activation"] = GELU
@@ -92,11 +92,11 @@ def express(architecture: Architecture, model: ModelConfig) -> ModelConfig:
 def _check_heads(architecture: Architecture, model: ModelConfig) -> None:
     """Raise `UserError` if the architecture cannot express the head width or the number of key/value heads."""
     width = model.n_embd // model.n_head
-    if not architecture.head_dim and model.head_width != width:
+    if not architecture.may_widen_heads and model.head_width != width:
         raise UserError(
             f"model.head_dim {model.head_width} has no llama.cpp {architecture.name} equivalent: it must be {width}"
         )
-    if not architecture.grouped and model.kv_heads != model.n_head:
+    if not architecture.may_share_heads and model.kv_heads != model.n_head:
         raise UserError(
             f"model.n_kv_head {model.kv_heads} has no llama.cpp {architecture.name} equivalent: it must be {model.n_head}"
         )

@@ -38,11 +38,13 @@ ONLY = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "ro
 
 def family(architecture: Architecture) -> Family:
     """Return a family with metadata keys, and names of tensors that show a setting, as its options."""
-    keys = KEYS | {architecture.width: ("n_inner", int), architecture.eps: ("norm_eps", float)}
+    rules = architecture.expert_rules
+    width = rules.width if rules else WIDTH
+    keys = KEYS | {width: ("n_inner", int), architecture.eps: ("norm_eps", float)}
     fixed: dict[str, Any] = {"activation": architecture.activation}
-    if architecture.normalized is not None:
+    if rules:
         keys |= OF_EXPERTS
-        fixed["router_normalize"] = architecture.normalized
+        fixed["router_normalize"] = rules.normalized
     keys |= architecture.more_keys
 
     return architecture.family._replace(
@@ -58,8 +60,8 @@ def family(architecture: Architecture) -> Family:
 def _read(architecture: Architecture, options: Options, config: ModelConfig) -> dict[str, Any]:
     """Return the settings that the table of keys lacks: the inverse of `_write`."""
     options.only("attention.value_length", config.head_width)
-    if architecture.width != WIDTH:
-        options.skip(WIDTH)  # the width of layers without experts
+    if _has_unused_width(architecture):
+        options.skip(WIDTH)
     settings = _read_biases(options)
     if config.positions == "rope":
         settings |= read_rope(architecture, options, config)
@@ -77,7 +79,7 @@ def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
         QUERY_BIAS: config.bias or config.qkv_bias,
         "attention.value_length": config.head_width,
     }
-    if architecture.width != WIDTH:
+    if _has_unused_width(architecture):
         values[WIDTH] = config.mlp_width
     if SOFTCAP in architecture.more_keys:
         values[SOFTCAP] = config.logit_softcap or None  # None: the file has no such key
@@ -87,6 +89,12 @@ def _write(architecture: Architecture, config: ModelConfig) -> dict[str, Any]:
         theta = config.rope_local_theta or config.rope_theta
         values |= write_windows(architecture.windows, config, theta)
     return values
+
+
+def _has_unused_width(architecture: Architecture) -> bool:
+    """Return whether `WIDTH` is only the width of layers without experts, which the models of an architecture lack."""
+    rules = architecture.expert_rules
+    return rules is not None and rules.width != WIDTH
 
 
 def _read_biases(options: Options) -> dict[str, Any]:

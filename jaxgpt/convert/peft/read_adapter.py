@@ -46,7 +46,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> PeftAdapter:
         leaves[f"{path}/a"] = np.ascontiguousarray(a_RI.T)
         b_OR = weights.read(names.b)
         shapes = {name: (scale.rank, width) for name, width in module.outputs.items()}
-        for name, b_RO in to_leaves(module.row, b_OR, shapes).items():
+        for name, b_RO in to_leaves(module.layout_of_b, b_OR, shapes).items():
             leaves[f"{path}/b/{name}"] = np.ascontiguousarray(b_RO)
     targets = dict.fromkeys(module.target for module, _ in stored)
     lora = LoraConfig(rank=scale.rank, alpha=scale.alpha, targets=",".join(targets))

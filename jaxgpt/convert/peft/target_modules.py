@@ -41,8 +41,8 @@ class TargetModule(NamedTuple):
     bare: str  # its path in a model without head, `h.0.attn.c_attn`
     parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
     inputs: int  # number of inputs
-    outputs: dict[str, int]  # number of outputs of each matrix
-    row: TensorRow  # B in PEFT; its leaves are the names of the matrices
+    outputs: dict[str, int]  # number of outputs of each matrix, keyed by name, `{"q_proj": 768, ...}`
+    layout_of_b: TensorRow  # layout of PEFT's tensor B; its leaves are the names of the matrices
 
     @property
     def target(self) -> str:
@@ -74,7 +74,7 @@ def target_modules(model: ModelConfig) -> list[TargetModule]:
 
     differ = kernels.keys() ^ {leaf for row in rows for leaf in row.leaves}
     if differ:
-        names = ", ".join(sorted({leaf.split("/")[-2] for leaf in differ}))
+        names = ", ".join(sorted({_matrix_name(leaf) for leaf in differ}))
         raise UserError(
             f"the adapters do not fit the {family.name} model, which has different matrices ({names}): export the merged "
             f"model, without --adapter"
@@ -82,20 +82,27 @@ def target_modules(model: ModelConfig) -> list[TargetModule]:
 
     modules = []
     for row in rows:
-        outputs = {leaf.split("/")[-2]: kernels[leaf][1] for leaf in row.leaves}
-        layout = row.layout._replace(output_first=True)
         first = row.leaves[0]
         name = row.name.removesuffix(".weight")
+        outputs = {_matrix_name(leaf): kernels[leaf][1] for leaf in row.leaves}
+        # PEFT stores B as [outputs, r] in all families.
+        layout = row.layout._replace(output_first=True)
         module = TargetModule(
             name=name,
             bare=name.removeprefix(family.form.prefix),
-            parents=first.split("/")[:-2],
+            parents=first.split("/")[:-2],  # h_0/attn/q_proj/kernel -> h_0/attn
             inputs=kernels[first][0],
             outputs=outputs,
-            row=row._replace(leaves=tuple(outputs), layout=layout),
+            layout_of_b=row._replace(leaves=tuple(outputs), layout=layout),
         )
         modules.append(module)
     return modules
+
+
+def _matrix_name(leaf: str) -> str:
+    """Return the name of the matrix of a leaf: q_proj for h_0/attn/q_proj/kernel."""
+    *_, name, _ = leaf.split("/")
+    return name
 
 
 def modules_if_any(model: ModelConfig) -> list[TargetModule]:

@@ -15,6 +15,8 @@ from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.data.tokenizers.special_files import read_special_files
 from jaxgpt.errors import UserError
 
+IGNORED = "the adapter's tokenizer and chat template are ignored"
+
 
 class AdapterTokenizer(NamedTuple):
     """The tokenizer of an imported adapter."""
@@ -39,16 +41,14 @@ def adapter_tokenizer(source: Path, base: Tokenizer, vocab_size: int) -> Adapter
     try:
         complete = load_tokenizer(source)
     except UserError as e:
-        note = f"the adapter's tokenizer and chat template are ignored, because they cannot be read: {e}"
-        return AdapterTokenizer(base, note)
+        return AdapterTokenizer(base, f"{IGNORED}, because they cannot be read: {e}")
     own = without_ids_from(complete, vocab_size)
     if own.vocab_size > vocab_size or not same_vocabulary(own, base):
-        reason = "its ids differ from the ids of the base's tokenizer"
-        return AdapterTokenizer(base, f"the adapter's tokenizer and chat template are ignored, because {reason}")
+        return AdapterTokenizer(base, f"{IGNORED}, because its ids differ from the ids of the base's tokenizer")
 
     own.special = _completed(own.special, base.special)
     note = ""
-    if own is not complete:
+    if own is not complete:  # `without_ids_from` returns its argument unless it removes tokens
         note = f"the adapter's added tokens with ids above {vocab_size - 1} are ignored: the base has no rows for them"
     return AdapterTokenizer(own, note)
 

@@ -36,7 +36,7 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     rank = config.lora.rank * most
     tensors: list[Tensor] = []
     for module in adapted:
-        tensors += _merged(module, module.adapters(adapters), config.lora.rank, rank)
+        tensors += _merged(module, module.adapters(adapters), rank)
     write_safetensors(directory / WEIGHTS, tensors)
 
     family, _ = express_in_family(config.model)
@@ -49,12 +49,24 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
     write_json(directory / CONFIG, values)
 
 
-def _merged(module: TargetModule, adapters: Sequence[MatrixAdapter], rank: int, padded_rank: int) -> list[Tensor]:
-    """Merge the adapters of a module, each of rank `rank`, into PEFT's two tensors of rank `padded_rank`."""
-    zeros = {name: np.zeros((rank, width), np.float32) for name, width in module.outputs.items()}
+def _merged(module: TargetModule, adapters: Sequence[MatrixAdapter], rank: int) -> list[Tensor]:
+    """Merge the adapters of a module into PEFT's two tensors of rank `rank`.
+
+    For example, a fused module with an adapter of q and an adapter of v, before A is transposed:
+
+        A = [ A_q  A_v  0 ]    B = [ B_q  0    0 ]  outputs of q
+                                   [ 0    0    0 ]  outputs of k
+                                   [ 0    B_v  0 ]  outputs of v
+    """
+    bs = []
+    for adapter in adapters:
+        own_rank = adapter.a.shape[1]
+        zeros = {name: np.zeros((own_rank, width), np.float32) for name, width in module.outputs.items()}
+        bs.append(to_tensor(module.layout_of_b, zeros | adapter.b))
     a_IR = np.concatenate([adapter.a for adapter in adapters], 1)
-    b_OR = np.concatenate([to_tensor(module.row, zeros | adapter.b) for adapter in adapters], 1)
-    padding = (0, 0), (0, padded_rank - rank * len(adapters))
+    b_OR = np.concatenate(bs, 1)
+
+    padding = (0, 0), (0, rank - a_IR.shape[1])
     a_RI = np.pad(a_IR, padding).T
     b_OR = np.pad(b_OR, padding)
     names = module.tensors
