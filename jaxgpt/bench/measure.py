@@ -54,9 +54,9 @@ def benchmark(
 
     progress.stage(f"training for {seconds:g} s")
     times = _step_times(run.steps, seconds)
-    step = statistics.median(times)
 
-    calls = min(max(round(TRACED / (step * run.steps.per_call)), 2), 10)
+    call_seconds = statistics.median(times) * run.steps.per_call
+    calls = min(max(round(TRACED / call_seconds), 2), 10)
     where = _device_time(run, calls, trace, progress)
 
     progress.stage("measuring peak FLOP/s and bandwidth")

@@ -12,9 +12,10 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import HEAD, STRAY, Format, WeightRow, WeightTable, matrix, norm
+from jaxgpt.convert.tensors import HEAD, Format, WeightRow, WeightTable, matrix, norm
 
 PREFIX = "transformer."
+COMPILED = "_orig_mod."  # prefix that torch.compile adds to names
 DROPOUTS = ("embd_pdrop", "attn_pdrop")  # dropout options besides resid_pdrop
 OPTIONS: dict[str, tuple[str, Any]] = {  # option: (setting, default of GPT2Config)
     "vocab_size": ("vocab_size", 50257),
@@ -75,7 +76,7 @@ NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")
 
 def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
     """Return the config of a nanoGPT checkpoint, from config.json and the shapes of its tensors."""
-    shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
+    shapes = {name.removeprefix(COMPILED): tensor.shape for name, tensor in weights.tensors.items()}
     has_bias = f"{PREFIX}h.0.attn.c_attn.bias" in shapes
     vocab_size = options.read("vocab_size", 0)
     if not vocab_size and shapes.get(NANOGPT.tied):

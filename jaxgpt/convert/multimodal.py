@@ -21,27 +21,33 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config.json of the text model in the config.json of a multimodal model.
 
     As in transformers, options come only from `text_config`, except that `tie_word_embeddings` of the outer model, which has
-    the head, takes precedence. Raises `UserError` if there is no object `text_config`.
+    the head, takes precedence. Raises `UserError` if `text_config` is not an object.
     """
     if not isinstance(values.get("text_config"), dict):
         raise UserError(
             f"{where}: a model of type {values['model_type']} needs an object text_config, with the options of its text model"
         )
-    own = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
-    own.pop("architectures", None)  # not the class that transformers loads here
+    options = {"model_type": WRAPPERS[values["model_type"]]} | values["text_config"]
+    options.pop("architectures", None)  # not the class that transformers loads here
     if "tie_word_embeddings" in values:
-        own["tie_word_embeddings"] = values["tie_word_embeddings"]
-    return own
+        options["tie_word_embeddings"] = values["tie_word_embeddings"]
+    return options
 
 
 def check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Collection[str]) -> None:
     """Raise `UserError` if a multimodal config.json has unknown options outside its `text_config`.
 
-    Options of the other models have no effect here. Copies of the text model's options, `text`, have no effect either.
+    Options of the other models have no effect here, nor do copies of the text model's options.
+
+    Args:
+        values: content of config.json.
+        text: options of the text model, after they have been read.
+        where: path of config.json, for errors.
+        accept: unsupported options to ignore.
     """
-    left = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
-    del left["text_config"]
-    outer = Options(left, where, accept)
+    candidates = {name: value for name, value in values.items() if not OF_OTHER_MODELS.match(name)}
+    del candidates["text_config"]
+    outer = Options(candidates, where, accept)
     outer.skip(*text.handled)
     outer.done()
 

@@ -41,22 +41,26 @@ def checked_names(model: StoredModel) -> dict[str, str]:
     Raises:
         UserError: if a tensor is missing, unexpected, or of wrong type or shape, or a tied head differs from the embedding.
     """
-    _, config, form, weights = model
-    own = _own_names(weights, form)
+    config = model.config
+    form = model.form
+    weights = model.weights
+    by_bare_name = _names_in_files(weights, form)
     shapes = leaf_shapes(config)
     names: dict[str, str] = {}
     expected: dict[str, tuple[int, ...]] = {}
     for row in expand(form.table, config):
-        name = own.get(row.name.removeprefix(form.prefix), row.name)
+        # In the table, model.norm.weight; bare, norm.weight; in the files, for example, language_model.model.norm.weight.
+        bare = row.name.removeprefix(form.prefix)
+        name = by_bare_name.get(bare, row.name)
         names[row.name] = name
         expected[name] = tensor_shape(row, shapes)
 
     ignored = {name for name in weights.tensors if name.endswith(BUFFERS)}
-    tied_head = own.get(form.head) if config.tie_embeddings else None  # a copy of the embedding in the files
+    tied_head = by_bare_name.get(form.head) if config.tie_embeddings else None  # a copy of the embedding in the files
     if tied_head is not None:
         ignored.add(tied_head)
     if form.wrapped:  # the other tensors belong to a different model, such as a vision encoder
-        ignored |= weights.tensors.keys() - set(own.values())
+        ignored |= weights.tensors.keys() - set(by_bare_name.values())
 
     weights.check(expected, ignored)
     if tied_head is not None:
@@ -77,11 +81,11 @@ def skipped_tensors(model: StoredModel) -> int:
     """Return the number of tensors of other models in the files, such as a vision tower."""
     if not model.form.wrapped:
         return 0
-    return len(model.weights.tensors) - len(_own_names(model.weights, model.form))
+    return len(model.weights.tensors) - len(_names_in_files(model.weights, model.form))
 
 
-def _own_names(weights: Weights, form: Format) -> dict[str, str]:
-    """Map names without `form.prefix` to the names in the files; omit the other models of a multimodal model.
+def _names_in_files(weights: Weights, form: Format) -> dict[str, str]:
+    """Map bare names, without `form.prefix`, to the names in the files; omit the other models of a multimodal model.
 
     Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
     (compiled), `language_model.model.layers.0` (in a multimodal model). The name of the token embedding shows the prefix.
@@ -92,16 +96,16 @@ def _own_names(weights: Weights, form: Format) -> dict[str, str]:
         prefixes = [prefix for prefix in prefixes if "language_model." in prefix]
     prefix = prefixes[0] if len(prefixes) == 1 else form.prefix
 
-    own = {}
+    names = {}
     for name in weights.tensors:
         # The head is outside the model with the prefix, and may have a different prefix.
         if f".{name}".endswith(f".{form.head}"):
-            own[form.head] = name
+            names[form.head] = name
         elif name.startswith(prefix):
-            own[name.removeprefix(prefix)] = name
+            names[name.removeprefix(prefix)] = name
         elif not form.wrapped:
-            own[name.removeprefix(form.prefix)] = name
-    return own
+            names[name.removeprefix(form.prefix)] = name
+    return names
 
 
 def read_leaves(model: StoredModel) -> Iterator[tuple[str, np.ndarray]]:

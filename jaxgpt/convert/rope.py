@@ -24,16 +24,14 @@ def read_rope(options: Options, config: ModelConfig, theta: float = 10_000.0) ->
     new = options.read("rope_parameters", {})
     rope = merged_rope(options, old, scaling, new)
 
-    # If a file has both, transformers ignores `rope_parameters`. The names of the kind have two spellings.
-    used = old | scaling
-    ignored = [name for name in new if name not in ("rope_type", "type") and used.get(name) != new[name]]
-    if scaling and ignored:
-        names = ", ".join(ignored)
-        raise options.refuse(
-            "rope_scaling",
-            scaling,
-            f"transformers then ignores {names} in rope_parameters; remove one of the two options",
-        )
+    if scaling:
+        # transformers then reads only the older options. The name of the kind, which has two spellings, is not compared.
+        read_there = old | scaling
+        names = [name for name in new if name not in ("rope_type", "type")]
+        ignored = [name for name in names if read_there.get(name) != new[name]]
+        if ignored:
+            fix = f"transformers then ignores {', '.join(ignored)} in rope_parameters; remove one of the two options"
+            raise options.refuse("rope_scaling", scaling, fix)
     return rope_settings(options, rope, config.block_size)
 
 

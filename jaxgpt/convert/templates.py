@@ -24,12 +24,12 @@ def with_default_variables(
             overrides these variables, as well as names of tokens, with the values of the run.
     """
     templates = special.tokenizer.get("chat_template")
-    fixed = {*always, *special.variables}
+    overridden = {*always, *special.variables}
     changed: Any
     if isinstance(templates, str):
-        changed = _prefixed(templates, variables, fixed)
+        changed = _prefixed(templates, variables, overridden)
     elif isinstance(templates, list):
-        changed = [each | {"template": _prefixed(each["template"], variables, fixed)} for each in templates]
+        changed = [each | {"template": _prefixed(each["template"], variables, overridden)} for each in templates]
     else:
         return special
     tokenizer = dict(special.tokenizer) | {"chat_template": changed}
@@ -41,15 +41,18 @@ def definition(name: str, value: Any) -> str:
     return f"{{% set {name} = {_literal(value)} %}}"
 
 
-def _prefixed(source: str, variables: Mapping[str, Any], fixed: Collection[str]) -> str:
-    """Return a template that begins with a definition of each of the variables that it reads."""
+def _prefixed(source: str, variables: Mapping[str, Any], overridden: Collection[str]) -> str:
+    """Return a template that begins with a definition of each of the variables that it reads.
+
+    Variables outside `overridden` are defined only if the caller does not pass them.
+    """
     read = ChatTemplate(source).names
     lines = []
     for name, value in variables.items():
         if name not in read:
             continue
         statement = definition(name, value)
-        if name not in fixed:
+        if name not in overridden:
             missing = f"{name} is not defined"
             if name in NULL:
                 missing += f" or {name} is none"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from jaxgpt.model.params import Model, config_of, weights
 
 HEAD = "lm_head.weight"
-STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
 class WeightRow(NamedTuple):

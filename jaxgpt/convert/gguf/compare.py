@@ -138,7 +138,7 @@ def _same_ids(one: Tokenizer, other: Tokenizer, text: str, special: bool = True)
     return as_text and (not special or np.array_equal(one.encode_special(text), other.encode_special(text)))
 
 
-def prepend_scheme(value: Mapping[str, Any]) -> str:
+def prepend_scheme(content: Mapping[str, Any]) -> str:
     """Return the `prepend_scheme` of the Metaspace of a tokenizer.json: first, always or never (also without Metaspace)."""
-    pre = value["pre_tokenizer"] or {}
+    pre = content["pre_tokenizer"] or {}
     return pre.get("prepend_scheme", "never")

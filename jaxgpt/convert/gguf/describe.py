@@ -85,17 +85,17 @@ def _padded(vocabulary: Vocabulary, vocab_size: int) -> Vocabulary:
 
 def _subwords(tokenizer: SubwordTokenizer) -> Algorithm:
     """Describe a BPE of the `tokenizers` library."""
-    value = json.loads(tokenizer.to_json())
-    model = value["model"]
+    content = json.loads(tokenizer.to_json())
+    model = content["model"]
     if model["type"] != "BPE":
         raise UserError(f"GGUF files have no tokenizer of type {model['type']}, only BPE: export a directory")
-    vocabulary = _read_vocabulary(value, tokenizer.vocab_size)
+    vocabulary = _read_vocabulary(content, tokenizer.vocab_size)
     if not vocabulary.merges:
         raise UserError("GGUF files have no BPE without merges: train with data.tokenizer byte")
     if model["byte_fallback"]:
-        return _sentencepiece(value, vocabulary)
+        return _sentencepiece(content, vocabulary)
 
-    name = pre_tokenizer_name(value)
+    name = pre_tokenizer_name(content)
     if not name:
         raise UserError(
             "llama.cpp has no pre-tokenizer that splits words as in this tokenizer.json: export a directory"
@@ -103,30 +103,30 @@ def _subwords(tokenizer: SubwordTokenizer) -> Algorithm:
     return Algorithm(vocabulary, {"model": "gpt2", "pre": name})
 
 
-def _read_vocabulary(value: Mapping[str, Any], vocab_size: int) -> Vocabulary:
+def _read_vocabulary(content: Mapping[str, Any], vocab_size: int) -> Vocabulary:
     """Return the vocabulary of a tokenizer.json; added tokens become control or user-defined tokens, matched before merges."""
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [UNUSED for _ in tokens]
-    for token, i in value["model"]["vocab"].items():
+    for token, i in content["model"]["vocab"].items():
         tokens[i] = token
         types[i] = NORMAL
-    for added in value["added_tokens"]:
+    for added in content["added_tokens"]:
         tokens[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
 
     merges = []
-    for merge in value["model"]["merges"]:  # a pair of tokens; in older files, a string
+    for merge in content["model"]["merges"]:  # a pair of tokens; in older files, a string
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
         merges.append((left, right))
     return Vocabulary(tokens, types, [], merges)
 
 
-def _sentencepiece(value: Mapping[str, Any], vocabulary: Vocabulary) -> Algorithm:
+def _sentencepiece(content: Mapping[str, Any], vocabulary: Vocabulary) -> Algorithm:
     """Describe a BPE with byte tokens: scores instead of merges, the types of all tokens, and the space before a text.
 
     The score of a token is minus the rank of its first merge.
     """
-    unknown = value["model"]["unk_token"]
+    unknown = content["model"]["unk_token"]
     types = []
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if token == unknown and kind == CONTROL:
@@ -141,16 +141,16 @@ def _sentencepiece(value: Mapping[str, Any], vocabulary: Vocabulary) -> Algorith
         rank.setdefault(left + right, number)
     scores = [-float(rank[token]) if token in rank else UNSCORED for token in vocabulary.tokens]
 
-    options = {"model": "llama", "pre": "default", "add_space_prefix": _begins_with_space(value)}
+    options = {"model": "llama", "pre": "default", "add_space_prefix": _begins_with_space(content)}
     if unknown in vocabulary.tokens:
         options["unknown_token_id"] = vocabulary.tokens.index(unknown)
     return Algorithm(Vocabulary(vocabulary.tokens, types, scores, []), options)
 
 
-def _begins_with_space(value: Mapping[str, Any]) -> bool:
+def _begins_with_space(content: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json adds a space to the beginning of a text."""
-    if prepend_scheme(value) != "never":
+    if prepend_scheme(content) != "never":
         return True
-    normalizer = value["normalizer"] or {}
+    normalizer = content["normalizer"] or {}
     steps = normalizer.get("normalizers", [normalizer])
     return any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps)

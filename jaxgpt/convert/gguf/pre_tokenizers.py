@@ -66,14 +66,14 @@ def read_pre_tokenizer(metadata: Mapping[str, Any], where: str) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def pre_tokenizer_name(value: Mapping[str, Any]) -> str:
+def pre_tokenizer_name(content: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "" if there is no equivalent.
 
     NFC is the only accepted normalizer, although llama.cpp does not apply it.
     """
-    if (value["normalizer"] or {}).get("type") not in (None, "NFC"):
+    if (content["normalizer"] or {}).get("type") not in (None, "NFC"):
         return ""
-    pre_tokenizer = value["pre_tokenizer"] or {}
+    pre_tokenizer = content["pre_tokenizer"] or {}
     match pre_tokenizer.get("pretokenizers"):
         case [first, words] if first == DIGITS:
             return "smollm" if word_pattern(words) == GPT2 else ""
@@ -82,7 +82,7 @@ def pre_tokenizer_name(value: Mapping[str, Any]) -> str:
     if pattern == GPT2:
         return "gpt-2"
     if pattern == LLAMA3:
-        return "llama-bpe" if value["model"]["ignore_merges"] else "dbrx"
+        return "llama-bpe" if content["model"]["ignore_merges"] else "dbrx"
     if pattern == QWEN:
         return "qwen2"
     return ""

@@ -44,9 +44,9 @@ def is_recognized(tokenizer: Tokenizer, family: str) -> bool:
     """Return whether the converter accepts a tokenizer in an exported model of a family, by its `model_type`."""
     if not isinstance(tokenizer, SubwordTokenizer):
         return False
-    value = json.loads(tokenizer.to_json())
-    decoder = value["decoder"] or {}
-    if family in ("llama", "mistral") and value["model"].get("byte_fallback") and decoder.get("type") == "Sequence":
-        return value["model"]["type"] == "BPE"  # a SentencePiece vocabulary, as in Llama 2
+    content = json.loads(tokenizer.to_json())
+    decoder = content["decoder"] or {}
+    if family in ("llama", "mistral") and content["model"].get("byte_fallback") and decoder.get("type") == "Sequence":
+        return content["model"]["type"] == "BPE"  # a SentencePiece vocabulary, as in Llama 2
     ids = tokenizer.library.encode(TEXT).ids
     return hashlib.sha256(str(ids).encode()).hexdigest() in RECOGNIZED
