@@ -76,13 +76,22 @@ def export(
     )
     options.check()
 
+    target = Path(directory)
     with progress("exporting") as activity:
         if options.is_adapter:
-            exported = export_adapter(run, Path(directory), checkpoint, base, license, push)
+            exported = export_adapter(run, target, checkpoint, base=base, license=license, repo=push)
         elif options.is_gguf:
-            exported = export_gguf(run, Path(directory), type or "f32", checkpoint)
+            exported = export_gguf(run, target, type or "f32", checkpoint)
         else:
-            exported = export_model(run, Path(directory), checkpoint, dtype, options.shard_bytes, license, push)
+            exported = export_model(
+                run,
+                target,
+                checkpoint,
+                dtype=dtype,
+                shard_bytes=options.shard_bytes,
+                license=license,
+                repo=push,
+            )
         address = ""
         if push:
             activity.stage("uploading")

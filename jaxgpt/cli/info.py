@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.cli.options import Json
 from jaxgpt.cli.output import Facts, aligned, columns, print_result
-from jaxgpt.cli.run_state import RunProgress, RunState, SavedStep, read_state
+from jaxgpt.cli.run_state import RunProgress, RunState, read_state
 from jaxgpt.cli.settings import given_model, named_config, origin, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import short_repr
@@ -132,9 +132,9 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
     lines = []
     for saved in run.checkpoints:
         line = f"step {saved.step}"
-        if saved.val_loss is not None:
-            line += f": {_value(saved, saved.val_loss, has_rewards)}"
-            if run.fewer_windows and not saved.ranking:
+        if saved.ranking is not None:
+            line += f": {_value(saved.ranking, saved.ranked_by, has_rewards)}"
+            if run.fewer_windows and not saved.ranked_by:
                 line += f" on {run.fewer_windows} windows"
         if saved.step == run.best:
             line += " (best)"
@@ -143,11 +143,11 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
     return lines or ["none yet"]
 
 
-def _value(saved: SavedStep, loss: float, has_rewards: bool) -> str:
-    """Format the value that ranks a checkpoint; runs with rewards store the negative reward as the loss."""
-    if saved.ranking:
-        return f"{saved.ranking} {loss:.4f}"
-    return f"reward {-loss:.4f}" if has_rewards else f"loss {loss:.4f}"
+def _value(ranking: float, ranked_by: str, has_rewards: bool) -> str:
+    """Format the value that ranks a checkpoint; arguments as in `SavedStep`. With rewards, it is the negative reward."""
+    if ranked_by:
+        return f"{ranked_by} {ranking:.4f}"
+    return f"reward {-ranking:.4f}" if has_rewards else f"loss {ranking:.4f}"
 
 
 def _task_line(entry: TaskEntry) -> str:

@@ -34,18 +34,19 @@ class SavedStep(NamedTuple):
 
     Attributes:
         step: steps taken.
-        val_loss: value that ranks the checkpoint, lower is better: by default its validation loss; with rewards, its negative
+        ranking: value that ranks the checkpoint, lower is better: by default its validation loss; with rewards, its negative
             reward; None: not evaluated.
-        ranking: name of the evaluator that computed `val_loss`, if given in Python; "": the settings determine the evaluator.
+        ranked_by: name of the evaluator that computed `ranking`, if given in Python; "": the settings determine the evaluator.
     """
 
     step: int
-    val_loss: float | None
-    ranking: str
+    ranking: float | None
+    ranked_by: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values of the JSON object; without a name, `ranking` is omitted."""
-        return {name: value for name, value in self._asdict().items() if name != "ranking" or value}
+        """Return the values of the JSON object: `val_loss` is `ranking`; `ranking`, omitted if "", is `ranked_by`."""
+        values = {"step": self.step, "val_loss": self.ranking}
+        return values | {"ranking": self.ranked_by} if self.ranked_by else values
 
 
 class RunState(NamedTuple):

@@ -82,7 +82,7 @@ def sample(
         return 0
     if not stream:
         print("\n---\n".join(each.text for each in samples))
-    if found:
+    if found is not None:
         print(f"---\n{memorized_text(found)}")
     return 0
 

@@ -77,33 +77,52 @@ class TrainOptions(NamedTuple):
 
 def new_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
     """Return the settings of a new run; `note` receives a line about settings from a different run."""
-    base = options.base
     if options.source:
         config = _repeated_config(options)
         note(f"using the settings of {options.source}, starting from {origin(config)}")
         return config
-    if options.init_from or base.state_from or base.init_from:
-        return _finetuned_config(options, note)
-    return _fresh_config(base, options.settings)
+    initial = _initial_weights(options)
+    if initial.weights:
+        return _finetuned_config(options, initial, note)
+    return _fresh_config(options.base, options.settings)
 
 
-def _finetuned_config(options: TrainOptions, note: Callable[[str], None]) -> Config:
-    """Return the settings of a preset or file with initial weights; `note` receives a line about inherited settings."""
-    base = options.base
-    keep: tuple[str, ...] = SIZES if options.is_path else ()
+class _Initial(NamedTuple):
+    """The initial weights of a new run.
+
+    Attributes:
+        weights: run, or RUN/checkpoints/STEP; "": random weights.
+        keep_optimizer: also start from the optimizer state.
+    """
+
+    weights: str
+    keep_optimizer: bool
+
+
+def _initial_weights(options: TrainOptions) -> _Initial:
+    """Return the initial weights in the options, otherwise the initial weights of the target."""
     if options.init_from:
-        weights = options.init_from
-        keep_optimizer = options.keep_optimizer
-    else:
-        weights = base.state_from or base.init_from
-        keep_optimizer = bool(base.state_from)
+        return _Initial(options.init_from, options.keep_optimizer)
+    base = options.base
+    return _Initial(base.state_from or base.init_from, keep_optimizer=bool(base.state_from))
+
+
+def _finetuned_config(options: TrainOptions, initial: _Initial, note: Callable[[str], None]) -> Config:
+    """Return the settings of a preset or file with initial weights; `note` receives a line about inherited settings."""
+    keep: tuple[str, ...] = SIZES if options.is_path else ()
+    if not options.init_from:
         keep += positions_in(options.target)  # a file that specifies initial weights also sets their positions
 
     inherited = [name for name in unset_of_chats(options.target) if f"data.{name}" not in options.settings]
     config = with_weights(
-        base, weights, options.settings, keep=keep, keep_optimizer=keep_optimizer, inherited=inherited
+        options.base,
+        initial.weights,
+        options.settings,
+        keep=keep,
+        keep_optimizer=initial.keep_optimizer,
+        inherited=inherited,
     )
-    line = inherited_note(config, inherited, weights)
+    line = inherited_note(config, inherited, initial.weights)
     if line:
         note(line)
     return config
@@ -157,11 +176,11 @@ def _repeated_config(options: TrainOptions) -> Config:
 
     base = options.base
     settings = options.settings
-    if options.init_from:
-        return with_weights(base, options.init_from, settings, keep=SIZES, keep_optimizer=options.keep_optimizer)
-    weights = base.state_from or base.init_from
-    if weights:
-        return with_weights(base, weights, settings, keep=(*SIZES, *OF_POSITIONS), keep_optimizer=bool(base.state_from))
+    initial = _initial_weights(options)
+    if initial.weights:
+        # The positions of the target belong to its own initial weights.
+        keep = SIZES if options.init_from else (*SIZES, *OF_POSITIONS)
+        return with_weights(base, initial.weights, settings, keep=keep, keep_optimizer=initial.keep_optimizer)
     if base.model.vocab_size == Run(Path(options.source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # 0: determined by the tokenizer of the new run
     return _fresh_config(base, settings)
