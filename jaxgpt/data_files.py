@@ -14,10 +14,14 @@ from jaxgpt.record_files import holds_records
 def place_of(path: str, directory: str) -> str:
     """Return the path of data in `directory`, where the run was started; if missing there, the path itself."""
     started = Path(directory, path)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if path and is_elsewhere and started.exists():
+    if path and _is_elsewhere(directory) and started.exists():
         return str(started)
     return path
+
+
+def _is_elsewhere(directory: str) -> bool:
+    """Return whether the directory where a run was started is not the current directory; "": the current directory."""
+    return Path(directory).resolve() != Path.cwd()
 
 
 def located(data: DataConfig, directory: str) -> DataConfig:
@@ -33,8 +37,8 @@ def located(data: DataConfig, directory: str) -> DataConfig:
     found = place_of(data.path, directory)
     if Path(found).exists():
         return replace(data, path=found)
-    is_elsewhere = Path(directory).resolve() != Path.cwd()
-    if not directory or not is_elsewhere or Path(data.path).is_absolute():
+    has_one_place = not _is_elsewhere(directory) or Path(data.path).is_absolute()
+    if has_one_place:
         raise missing(data.path)
     fix = "pass the new place with --data.path or --data.mix, or run the command where the run was started"
     raise missing(data.path, f", neither in {directory}, where the run was started, nor in {Path.cwd()}: {fix}")

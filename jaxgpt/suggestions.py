@@ -34,22 +34,27 @@ def is_abbreviation(short: str, name: str) -> bool:
 
 
 def similar_setting(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
+    """Return a suggestion for an unknown setting, a list of a section's settings, or "".
 
     `name` and `known` are dotted names (train.steps) or options (--train.steps).
+
+        train.stpes -> " (did you mean train.steps?)"
+        train.window -> " (did you mean data.window?)"
+        mesh, mesh.unknown -> " (settings of mesh: data, fsdp, expert, context, tensor)"
     """
     section, last = _section_and_last(name)
     parts = {each: _section_and_last(each) for each in known}
-    of_section = [tail for place, tail in parts.values() if place == (section or last)]
+    listed_section = section or last
+    of_section = [tail for place, tail in parts.values() if place == listed_section]
 
-    # Prefer a setting of the same section; the name of a section alone lists its settings.
     near = nearest(last, [tail for _, tail in parts.values()])
-    if near and (section or not of_section):
-        same = [each for each, (_, tail) in parts.items() if tail in near]
-        in_section = [each for each in same if parts[each][0] == section]
-        return f" (did you mean {' or '.join(in_section or same)}?)"
+    is_section = not section and bool(of_section)
+    if near and not is_section:
+        similar = [each for each, (_, tail) in parts.items() if tail in near]
+        of_same_section = [each for each in similar if parts[each][0] == section]
+        return f" (did you mean {' or '.join(of_same_section or similar)}?)"
     if of_section:
-        return f" (settings of {section or last}: {', '.join(of_section)})"
+        return f" (settings of {listed_section}: {', '.join(of_section)})"
     return ""
 
 

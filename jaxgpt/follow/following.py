@@ -116,7 +116,8 @@ class _Follower:
         """Send the rows until the run ends, then close the page."""
         with closing(Tail(Run(self.path).metrics)) as tail:
             status = self._send_until_end(tail)
-        return Followed(self.sent, status, self._close(status))
+        place = self._close(status)
+        return Followed(self.sent, status, place)
 
     def _send_until_end(self, tail: Tail) -> str:
         """Send the rows until the run ends; return how it ended."""
@@ -181,7 +182,7 @@ class _Follower:
             was_sent = self.position.order >= 0
             if status == REPLACED or not was_sent or self.position.ended == status:
                 return ""
-            self._open()
+            self._open()  # an earlier follower has sent all rows, but not this status
         with self._reported():
             place = self.tracker.close("killed" if status == REPLACED else status)
         if status != REPLACED:

@@ -21,7 +21,7 @@ def last_name(path: str) -> str:
 def _run_and_step(checkpoint: str) -> str:
     """Return RUN/STEP of a checkpoint, or RUN of a run."""
     run, step = parse_checkpoint(checkpoint)
-    name = last_name(str(run)) if checkpoint else ""
+    name = last_name(str(run)) if checkpoint else ""  # the path of an empty text is the current directory
     return f"{name}/{step}" if step.isdecimal() else name
 
 
@@ -31,7 +31,7 @@ def _source(word: str) -> str:
     return f"{last_name(path)}{equals}{weight}"
 
 
-# Functions that shorten settings that are not a single path, keyed by dotted name; `str` keeps the text.
+# Functions that shorten texts that are not a single path, keyed by dotted name; `str` keeps the text.
 SHORTENED: Mapping[str, Callable[[str], str]] = {
     "train.prompt": str,
     "data.answer_tokens": str,
