@@ -16,12 +16,12 @@ from jaxgpt.mix import path_of, split_phases
 
 @dataclass(frozen=True, kw_only=True)
 class MixedData(Data):
-    """Training and validation data of a mixture of sources; `fingerprint` is that of the sources of the last mixture.
+    """Training and validation data of a mixture of sources; `fingerprint` depends on the fingerprints of `val_parts`.
 
     Attributes:
         parts: data of each open source, in the order of `train.sources`.
         val_parts: the parts in the last mixture.
-        evaluated_parts: the parts in `val`: those `val_parts` that hold out ids; if no source holds out ids, all of them.
+        evaluated_parts: the parts in `val`: the `val_parts` that hold out ids, or all `val_parts` if no source holds out ids.
         all_fingerprints: fingerprints that checkpoints record: in a new run, of `parts`; in a resumed run, of all sources in
             its settings.
     """

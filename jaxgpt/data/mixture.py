@@ -14,6 +14,7 @@ from jaxgpt.data.tokens import Split
 from jaxgpt.errors import UserError
 
 Rows = TypeVar("Rows", int, np.ndarray)
+NOT_OPEN = -1  # index of a source that is not among the open sources
 
 
 class Shares(NamedTuple):
@@ -86,14 +87,14 @@ class Mixture:
             row_tokens: tokens per row.
 
         Returns:
-            The index of the source of each row, and the number of earlier rows of that source.
+            The index of the source of each row, and the index of each row among all rows of its source.
 
         Raises:
             UserError: if a row belongs to a source that is not among `sources`.
         """
         source = np.empty(len(rows), np.int64)
-        before = np.empty(len(rows), np.int64)
-        used: Counter[str] = Counter()  # rows of each stream in the earlier mixtures
+        row_in_source = np.empty(len(rows), np.int64)
+        earlier_rows: Counter[str] = Counter()  # rows of each stream in the earlier mixtures
         # Each mixture has the rows from its first row to the first row of the next mixture.
         firsts = [-(-shares.tokens // row_tokens) for shares in self.schedule]
         ends = [*firsts[1:], math.inf]
@@ -102,23 +103,25 @@ class Mixture:
             weights = list(shares.weights.values())
 
             inside = (rows >= first) & (rows < end)
-            part, count = divide(rows[inside] - first, weights)
-            indices = np.array([self._index(stream) for stream in streams])
-            source[inside] = indices[part]
-            before[inside] = np.array([used[stream] for stream in streams])[part] + count
+            number, row_in_mixture = divide(
+                rows[inside] - first, weights
+            )  # number: position of the stream in `streams`
+            source[inside] = np.array([self._index(stream) for stream in streams])[number]
+            row_in_source[inside] = np.array([earlier_rows[stream] for stream in streams])[number] + row_in_mixture
 
             # The next mixture continues after these rows.
             if end < math.inf:
-                used.update(dict(zip(streams, counts(int(end) - first, weights), strict=True)))
-        if (source < 0).any():
+                rows_of_streams = counts(int(end) - first, weights)
+                earlier_rows.update(dict(zip(streams, rows_of_streams, strict=True)))
+        if (source == NOT_OPEN).any():
             raise UserError(
                 "a batch of an earlier mixture needs a source that is not open: open the data of all mixtures"
             )
-        return source, before
+        return source, row_in_source
 
     def _index(self, stream: str) -> int:
-        """Return the index of the source of a stream; -1: the source is not open."""
-        return self.streams.index(stream) if stream in self.streams else -1
+        """Return the index of the source of a stream, or `NOT_OPEN`."""
+        return self.streams.index(stream) if stream in self.streams else NOT_OPEN
 
     def parts(self, start: int, n: int) -> Iterator[SourceRange]:
         """Yield the parts of the n ids from index `start`, one for each source that overlaps this range."""
@@ -157,24 +160,26 @@ def divide(rows: np.ndarray, weights: Sequence[int]) -> tuple[np.ndarray, np.nda
 
     For shares a, b and c, the first n rows contain `round(n * a)` rows of the first source. The second source provides
     `round(m * b / (b + c))` of the m remaining rows, and so on. Each number of rows differs from the exact share by at most
-    half a row per source.
+    half a row per source. For example, with equal weights, the rows 0, 1, 2, 3 have the sources 0, 1, 0, 1, and the indices
+    0, 0, 1, 1 within them.
 
     Returns:
-        The index of the source of each row, and the number of earlier rows of that source.
+        The index of the source of each row, and the index of each row among the rows of its source.
     """
-    source = np.full(len(rows), len(weights) - 1)
-    before = rows.copy()
-    left = np.arange(len(rows))  # rows that no source has taken yet
+    source = np.full(len(rows), len(weights) - 1)  # the last source has all rows that no other source takes
+    position = rows.copy()  # index of each row among the rows that no earlier source has taken
+    left = np.arange(len(rows))  # where `rows` has rows that no source has taken yet
     total = sum(weights)
     for index, weight in enumerate(weights[:-1]):
-        count = rounded_share(before[left], weight, total)
-        after = rounded_share(before[left] + 1, weight, total)
-        taken = after > count
-        source[left[taken]] = index
-        before[left] = np.where(taken, count, before[left] - count)
-        left = left[~taken]
+        # A source takes the rows at which its rounded share grows; their position becomes the index among its rows.
+        before = rounded_share(position[left], weight, total)
+        after = rounded_share(position[left] + 1, weight, total)
+        is_taken = after > before
+        source[left[is_taken]] = index
+        position[left] = np.where(is_taken, before, position[left] - before)
+        left = left[~is_taken]
         total -= weight
-    return source, before
+    return source, position
 
 
 def counts(n: int, weights: Sequence[int]) -> list[int]:
