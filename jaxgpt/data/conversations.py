@@ -170,7 +170,7 @@ def encode_conversation(chat: ChatRecord | Pair, tokenizer: Tokenizer, form: Cha
     if omitted:
         raise UserError(
             f"the chat template does not render the function {short_repr(min(omitted))} of the tools or calls: use a template "
-            f"that supports tools, or write them as text"
+            "that supports tools, or write them as text"
         )
     return sequences
 

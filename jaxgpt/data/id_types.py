@@ -23,8 +23,8 @@ def check_raw_ids(ids: np.memmap) -> None:
         return
     raise UserError(
         f"{ids.filename} has no header, so it is read as uint16, but its content looks like {kind}: write 16-bit ids with "
-        f"numpy.array(ids).astype('uint16').tofile(...), or llm.c's format: a header of 256 int32 (20240520, 1, number of "
-        f"ids), then the ids as uint16"
+        "numpy.array(ids).astype('uint16').tofile(...), or llm.c's format: a header of 256 int32 (20240520, 1, number of "
+        "ids), then the ids as uint16"
     )
 
 

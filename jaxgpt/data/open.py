@@ -42,18 +42,43 @@ def open_data(
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            f"set it to 0, or raise it"
+            "set it to 0, or raise it"
         )
     if data.mix:
         return _open_mixture(config, tokenizer, progress, tokens)
+    return _open_single(config, tokenizer, progress)
 
-    name = data.path or data.dataset
-    data = located(data, config.directory)
+
+def with_path(config: Config, path: str) -> Config:
+    """Return a config for evaluation on `path`: its validation files, if any, or all its data.
+
+    If `path` is empty, the run's own data are evaluated; of several mixtures, only the last.
+    """
+    if not path:
+        return replace(config, data=config.data.with_last_mixture())
+    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
+
+
+def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
+    """Open the sources of the mixtures that have not ended after a number of training tokens."""
+    check_spellings(config.data.mix)
+    parts = {}
+    for each in config.data.remaining_sources(tokens):
+        parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)  # also compares the tokenizers
+    return mixed(config.data, parts)
+
+
+def _open_single(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
+    """Open the data of a config without mixtures."""
+    name = config.data.path or config.data.dataset  # path as given, before it is located
+    data = located(config.data, config.directory)
     config = replace(config, data=data)
     kind = kind_of(config, data)
     opened = open_source(kind, config, tokenizer, progress)
+
+    # Without held-out data, the training data are evaluated.
     held_out = len(opened.val) > 0
-    val = opened.val if held_out else opened.train  # without held-out data, the training data are evaluated
+    val = opened.val if held_out else opened.train
     _check_evaluated(val, config.window, opened.source)
     digests = file_digests(Path(data.path), opened.files) if data.path else {}
     return Data(
@@ -71,16 +96,6 @@ def open_data(
     )
 
 
-def with_path(config: Config, path: str) -> Config:
-    """Return a config for evaluation on `path`: its validation files, if any, or all its data.
-
-    If `path` is empty, the run's own data are evaluated; of several mixtures, only the last.
-    """
-    if not path:
-        return replace(config, data=config.data.with_last_mixture())
-    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0), directory="")
-
-
 def _check_evaluated(val: Split, window: int, source: str) -> None:
     """Raise `UserError` if a split has no evaluation window."""
     if len(val.eval_starts(window, window)):
@@ -89,12 +104,3 @@ def _check_evaluated(val: Split, window: int, source: str) -> None:
         fix = "use longer documents, or change --data.train-fraction"
         raise UserError(f"no evaluation window: the evaluated documents of {source} have a single id each; {fix}")
     raise UserError(f"too few tokens for evaluation: {len(val)} in {source}; use a longer text")
-
-
-def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress, tokens: int) -> Data:
-    """Open the sources of the mixtures that have not ended after a number of training tokens."""
-    check_spellings(config.data.mix)
-    parts = {}
-    for each in config.data.remaining_sources(tokens):
-        parts[each.path] = open_data(replace(config, data=each), tokenizer, progress)
-    return mixed(config.data, parts)

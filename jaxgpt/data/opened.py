@@ -102,7 +102,7 @@ class Data:
             kind = "training" if shortest == len(self.train) else "validation"
             raise UserError(
                 f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {self.name}: "
-                f"lower it, change --data.train-fraction, or use a longer text"
+                "lower it, change --data.train-fraction, or use a longer text"
             )
 
     def _check_ends(self, config: Config) -> None:
@@ -115,5 +115,5 @@ class Data:
             raise UserError(
                 f"data.documents {config.data.documents} needs an end-of-text id after each document, but {self.name} "
                 f"does not contain {' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or "
-                f"--data.documents flow"
+                "--data.documents flow"
             )

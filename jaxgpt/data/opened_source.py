@@ -138,7 +138,7 @@ def _with_documents(opened: OpenedSource, config: Config, ends: tuple[int, ...])
     if not ends:
         raise UserError(
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
-            f"different tokenizer, or --data.documents flow"
+            "different tokenizer, or --data.documents flow"
         )
     assert isinstance(opened.train, Tokens)
     assert isinstance(opened.val, Tokens)

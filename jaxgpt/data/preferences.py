@@ -124,7 +124,7 @@ def _encode(chat: ChatRecord | Pair, tokenizer: Tokenizer, formats: Formats) -> 
     if len(with_targets) > 1:
         raise UserError(
             f"the answer has targets in {len(with_targets)} sequences, because the chat template changes earlier text: end the "
-            f"answer after the first assistant message"
+            "answer after the first assistant message"
         )
     [sequence] = with_targets
     if sequence.is_target[0]:

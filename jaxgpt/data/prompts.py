@@ -115,7 +115,7 @@ def check_without_end(config: Config) -> None:
         name = "mask_truncated" if post.mask_truncated else "overlong_tokens"
         raise UserError(
             f"post.{name} needs answers that end, but the tokenizer has no end-of-text token: omit it, or use a model with "
-            f"this token"
+            "this token"
         )
 
 

@@ -67,7 +67,7 @@ def _texts(config: Config, sources: Sequence[DataConfig]) -> list[str]:
         if kind != "text":
             raise UserError(
                 f"{source.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), "
-                f"start from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
+                "start from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
             )
         texts.append(read_text(source).text)
     return texts

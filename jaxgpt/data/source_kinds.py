@@ -54,7 +54,7 @@ def check_windows_begin(config: Config, setting: str) -> None:
         kind, path = next(iter(kinds.items()))
         raise UserError(
             f"{setting} applies only to windows of a text, but {path} holds {kind}: omit it; the tokenizer of the run, the "
-            f"chat template or the token files determine the beginning-of-text tokens of such data"
+            "chat template or the token files determine the beginning-of-text tokens of such data"
         )
 
 

@@ -111,7 +111,7 @@ def _check_raw(ids: np.memmap, vocab_size: int, has_recorded_type: bool) -> None
     if vocab_size > 1 << 16:
         raise UserError(
             f"{ids.filename} has no header and is read as 16-bit ids, too small for a vocabulary of {vocab_size:,}: write "
-            f"32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
+            "32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
         )
     if not has_recorded_type:
         check_raw_ids(ids)

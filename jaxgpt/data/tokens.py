@@ -224,5 +224,5 @@ def _check_size(ids: np.memmap) -> None:
     if size < end:
         raise UserError(
             f"{ids.filename} was truncated or overwritten while it was read: it has {size:,} of {end:,} bytes; restore it. To "
-            f"change a file during a run, write a new file and rename it (mv), which keeps the data of a running process"
+            "change a file during a run, write a new file and rename it (mv), which keeps the data of a running process"
         )

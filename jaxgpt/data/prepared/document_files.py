@@ -161,7 +161,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[DocumentPi
         except ArrowNotImplementedError:
             raise UserError(
                 f"cannot read {where}: the column {field!r} has the type {column.type}, not text: choose a column of text "
-                f"with --field"
+                "with --field"
             ) from None
         for value in texts.to_pylist():
             yield DocumentPiece(f"{where}, row {number}", value)

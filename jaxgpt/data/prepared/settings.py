@@ -61,13 +61,13 @@ def check_continued(out: Path, index: Index, settings: SettingsEntry, note: Call
         if was != value:
             raise UserError(
                 f"{out} was created with {name} {short_repr(was)}, not {short_repr(value)}: use the same value, or a different "
-                f"--out"
+                "--out"
             )
 
     if recorded["bos_ids"] != settings["bos_ids"]:
         raise UserError(
             f"{out} was created with the ids {recorded['bos_ids']} before each document, not {settings['bos_ids']}: use a "
-            f"different --bos, or a different --out"
+            "different --bos, or a different --out"
         )
     _check_sources(out, index, settings["sources"], note)
 

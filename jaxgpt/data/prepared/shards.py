@@ -71,7 +71,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
     if given and not same_ids(given, own):
         raise UserError(
             f"{path} was prepared with a different tokenizer ({index['tokenizer']['name']}) than the model's: prepare the "
-            f"data with the tokenizer of the model"
+            "data with the tokenizer of the model"
         )
     return given or own
 

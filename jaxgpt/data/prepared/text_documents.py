@@ -70,7 +70,7 @@ class _OpenDocument:
         if len(self._rest) > UNCUT:
             raise UserError(
                 f"{self._where}: {len(self._rest):,} characters without a place to cut them: use text with spaces or line "
-                f"breaks, or a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
+                "breaks, or a tokenizer that splits words as GPT-2, Llama 3, Qwen or SmolLM2 does"
             )
         if not pieces:
             return None
