@@ -118,20 +118,26 @@ class ChatFormat:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        """Special tokens, and further added tokens that the template places around a user's message or after an answer."""
-        tail = self.frame.tail or ""
-        names = {tail.strip()}
-        for name, value in self.template.variables.items():
-            if name.endswith("_token") and isinstance(value, str):
-                names.add(value)
+        """Special tokens, and further tokens that the template places around a user's message or after an answer.
+
+        Further tokens are added tokens in these texts, tokens in variables such as `eos_token`, and a word of a tokenizer of
+        words that is the complete text after an answer.
+        """
         added = set[str]()
         if isinstance(self.tokenizer, SubwordTokenizer):
             added = {token.content for token in self.tokenizer.library.get_added_tokens_decoder().values()}
         for name in self.template.answer_tokens:
             if name not in added:
                 raise UserError(f"data.answer_tokens: the tokenizer has no added token {short_repr(name)}; remove it")
+
+        tail = self.frame.tail or ""
         around = self.frame.around_user + tail
-        return ControlTokens(self.tokenizer, names | {name for name in added if name in around})
+        further = {name for name in added if name in around}
+        further.add(tail.strip())
+        for name, value in self.template.variables.items():
+            if name.endswith("_token") and isinstance(value, str):
+                further.add(value)
+        return ControlTokens(self.tokenizer, further)
 
     def _protected(self, messages: list[dict[str, Any]], tools: Sequence[Any] | None, is_prompt: bool) -> Protected:
         """Return the renderings of a conversation with marks in the names of control tokens."""

@@ -18,15 +18,15 @@ Range = tuple[int, int]  # [begin, end) of the characters in the text of a conve
 
 
 class Turn(NamedTuple):
-    """The place of an answer in the text of a conversation, in characters."""
+    """The place of an answer and its end in the text of a conversation, as indices of characters."""
 
-    begin: int  # end of the text that chat sends before the answer; 0: unknown
-    answer_end: int | None  # None: unknown
-    turn_end: int  # end of the text that ends the turn; `begin` if `answer_end` is unknown
+    begin: int  # end of the text that chat sends before the answer; 0: the conversation does not begin with this text
+    answer_end: int
+    turn_end: int  # end of the text that ends the turn
 
     def is_marked(self, targets: Sequence[Range]) -> bool:
         """Return whether a target begins in the answer."""
-        return self.answer_end is not None and any(self.begin <= begin <= self.answer_end for begin, _ in targets)
+        return any(self.begin <= begin <= self.answer_end for begin, _ in targets)
 
 
 @dataclass
@@ -45,10 +45,16 @@ class Marks:
     omitted: list[Range] = field(default_factory=list)
     ends: set[int] = field(default_factory=set)
 
-    def cut_at(self, turn: Turn) -> None:
-        """Begin a part at a turn, and cut the targets that overlap the turn."""
-        self.cuts.add(turn.begin)
-        self.targets = [_within(turn, target) for target in self.targets]
+    def begin_turn(self, turn_begin: int) -> None:
+        """Begin a part at a turn, and a target that begins earlier: chat sends the text before the turn."""
+        self.cuts.add(turn_begin)
+        self.targets = [(turn_begin if begin < turn_begin < end else begin, end) for begin, end in self.targets]
+
+    def end_turn(self, turn: Turn) -> None:
+        """End the targets that begin in a turn at its end: the text after it is never generated."""
+        for number, (begin, end) in enumerate(self.targets):
+            if turn.begin <= begin <= turn.turn_end < end:
+                self.targets[number] = (begin, turn.turn_end)
 
     def end_at_last_target(self) -> None:
         """Drop the text after the last target."""
@@ -92,10 +98,12 @@ class MarkedAnswers(NamedTuple):
         marks = Marks(targets, cuts={0, len(text)})
         for n in renderings.answers(first=0):
             message = renderings.messages[n]
-            turn = self._locate(renderings, n, text)
-            marks.cut_at(turn)
-            if turn.answer_end is not None:
-                self._add_turn(marks, turn, turn.answer_end, message)
+            begin = self._begin(renderings, n, text)
+            marks.begin_turn(begin)
+            turn = self._located(renderings, n, text, begin)
+            if turn is not None:
+                marks.end_turn(turn)
+                self._add_turn(marks, turn, message)
             elif message.get("weight") == 0 and not renderings.is_prompt:
                 # The template changes earlier text, so only its marks locate the answer.
                 marks.omitted.append(_span_of(renderings, n, whole))
@@ -104,29 +112,33 @@ class MarkedAnswers(NamedTuple):
             marks.end_at_last_target()
         return marks.parts(text)
 
-    def _add_turn(self, marks: Marks, turn: Turn, answer_end: int, message: Message) -> None:
+    def _add_turn(self, marks: Marks, turn: Turn, message: Message) -> None:
         """Add the end of a located turn to the targets; omit the turn if its message has the weight 0."""
         # A template may leave a message without content, or with calls, unmarked. Its end is a target nevertheless: the
         # model learns to end such a turn.
         is_target = turn.is_marked(marks.targets) or message.get("tool_calls") or not message.get("content")
         if is_target:
-            marks.targets.append((answer_end, turn.turn_end))
-        if is_target and not self.end.text and turn.turn_end == answer_end:
-            marks.ends.add(answer_end)
+            marks.targets.append((turn.answer_end, turn.turn_end))
+        if is_target and not self.end.text and turn.turn_end == turn.answer_end:
+            marks.ends.add(turn.answer_end)
         if message.get("weight") == 0:
             marks.omitted.append((turn.begin, turn.turn_end))
 
-    def _locate(self, renderings: Renderings, n: int, text: str) -> Turn:
-        """Locate message n in the text of a conversation."""
+    def _begin(self, renderings: Renderings, n: int, text: str) -> int:
+        """Return the index at which message n begins in the text of a conversation (`Turn.begin`)."""
         prompt = renderings.prompt(n) if n else ""
-        begin = len(prompt) if text.startswith(prompt) else 0
-        end = self._end_of(renderings.after(n), text)
-        if end is None:
-            return Turn(begin, None, begin)
+        return len(prompt) if text.startswith(prompt) else 0
+
+    def _located(self, renderings: Renderings, n: int, text: str, begin: int) -> Turn | None:
+        """Locate message n, which begins at an index, in the text of a conversation; None: its end is not found."""
+        answer_end = self._end_of(renderings.after(n), text)
+        if answer_end is None:
+            return None
         # A template may render the end between messages, but not after the last one.
         name = self.end.added
-        is_rendered = name != "" and text.startswith(name, end)
-        return Turn(begin, end, end + len(name if is_rendered else self.end.text))
+        is_rendered = name != "" and text.startswith(name, answer_end)
+        end_text = name if is_rendered else self.end.text
+        return Turn(begin, answer_end, answer_end + len(end_text))
 
     def _without_tail(self, text: str, begin: int, end: int) -> Range:
         """Return the range of a marked answer without the text after the end of its turn, which is never generated."""
@@ -154,19 +166,6 @@ def _span_of(renderings: Renderings, n: int, whole: Rendered) -> Range:
             f"such records"
         )
     return whole.spans[answers.index(n)]
-
-
-def _within(turn: Turn, target: Range) -> Range:
-    """Cut a target to an overlapping turn: drop the text before the turn, and the text after the end of the turn.
-
-    Chat sends the text before the turn, and text after its end is never generated.
-    """
-    begin, end = target
-    if begin < turn.begin < end:
-        begin = turn.begin
-    if turn.answer_end is not None and turn.begin <= begin <= turn.turn_end < end:
-        end = turn.turn_end
-    return begin, end
 
 
 def _covers(ranges: Sequence[Range], begin: int, end: int) -> bool:

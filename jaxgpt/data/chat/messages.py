@@ -123,17 +123,18 @@ def _converted(turn: Any, where: str) -> Converted:
     """Convert one message, which has `role` and `content`, or `from` and `value`."""
     name = _name_of(turn, where)
     content = _content_of(turn, where)
-    calls = turn.get("tool_calls") or turn.get("function_call")
     is_call = _normal(name) in CALL_NAMES
-    if is_call:  # the content is the call
+    if is_call:  # the content is the call, as JSON text
         calls = text_of(content, where)
         content = None
+    else:
+        calls = turn.get("tool_calls") or turn.get("function_call")
+    tool_calls = read_calls(calls, where) if calls else []  # may be the JSON of an empty list
 
     role = _role(name)
     fields: dict[str, Any] = {"role": role}
-    tool_calls = read_calls(calls, where) if calls else []  # may be the JSON of an empty list
     if content is not None or not tool_calls:
-        fields["content"] = text_of(content, where)
+        fields["content"] = text_of(content, where)  # raises an error for a message without content and calls
     fields |= {field: value for field, value in turn.items() if field not in CONVERTED}
     if tool_calls:
         fields["tool_calls"] = tool_calls

@@ -32,8 +32,9 @@ def with_input(name: str, request: str, fields: Mapping[str, Any]) -> str:
         fields: the fields of the record that are not null.
     """
     present = [other for other in CONTEXT_FIELDS if fields.get(other) and other != name]
-    added = [other for other in present if name == "instruction" and other in INPUT_FIELDS]
-    misplaced = [other for other in present if other not in added] + added[1:]
+    inputs = [other for other in present if name == "instruction" and other in INPUT_FIELDS]
+    added = inputs[:1]  # an instruction has a place for a single input
+    misplaced = [other for other in present if other not in added]
     if misplaced:
         raise UserError(
             f"the field {misplaced[0]!r} has no defined place in {name!r}: write the complete text into {name!r}, or use "
