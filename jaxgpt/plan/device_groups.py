@@ -29,9 +29,9 @@ _ROWS = re.compile(rf"\[(?P<rows>[\d,]+)\]<={_ARRANGED}")  # [4,2]<=[2,4]T(1,0)
 # mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}; without `device_ids`, the devices are in order.
 _MESH = re.compile(
     rf"""
-    mesh\[(?P<sizes>[^\]]*)\]               # 'a'=2,'b'=4
-    (?:,\ device_ids=\({_ARRANGED}\))?       # , device_ids=([2,4]T(1,0))
-    \ \{{(?P<axes>[^}}]*)\}}                   # {{'b'}}
+    mesh\[(?P<sizes>[^\]]*)\]             # 'a'=2,'b'=4
+    (?:,\ device_ids=\({_ARRANGED}\))?    # , device_ids=([2,4]T(1,0))
+    \ \{{(?P<axes>[^}}]*)\}}               # {{'b'}}
     """,
     re.VERBOSE,
 )
@@ -51,7 +51,7 @@ class DeviceGroup(NamedTuple):
     pairs: tuple[tuple[int, int], ...] = ()
 
     def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the axes of a mesh along which the devices differ, or the target of any transfer from its source.
+        """Return the axes of a mesh along which the devices differ; in a permutation, any target from its source.
 
         `mesh` has the size of each axis. The result is () if the mesh has too few devices.
         """

@@ -14,7 +14,7 @@ from jaxgpt.plan.counts import GradientElements
 
 
 class StepSizes(NamedTuple):
-    """The sizes that determine the collectives of a step. All except `slices` are sizes on one device."""
+    """The sizes that determine the collectives of a step. Numbers of windows, rows and elements are numbers per device."""
 
     config: Config  # settings of the run, with a resolved mesh
     slices: int  # number of slices, along data
@@ -24,7 +24,7 @@ class StepSizes(NamedTuple):
     key_exchange: KeyExchange
     element_bytes: int  # bytes of an element in the compute dtype
     vocab_size: int  # rows of the token table, which `tensor` may divide
-    weight_elements: float  # elements of the weights that are gathered along fsdp
+    weight_elements: float  # elements of the weights that are gathered along fsdp: all except an untied token table
     reference_elements: float  # such elements of the frozen weights that the objective reads; 0: no such weights
     gradients: GradientElements
     key_elements: float  # elements of the keys and values of a block, in whole windows

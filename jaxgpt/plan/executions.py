@@ -31,7 +31,13 @@ def count_executions(computations: dict[str, Computation], entry: str) -> dict[s
 def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
     """Return the trip count of a loop; 1 if unknown.
 
-    The count is the compiler's annotation, or derived from `i < end` and `i + step`, assuming that i starts at 0.
+    The count is the compiler's annotation, or derived from `i < end` and `i + step`, assuming that i starts at 0. For example,
+    5 iterations:
+
+        condition: i = s32[] get-tuple-element(state), index=0; end = s32[] constant(10);
+                   ROOT less = pred[] compare(i, end), direction=LT
+        body:      i = s32[] get-tuple-element(state), index=0; step = s32[] constant(2);
+                   next = s32[] add(i, step); ROOT results = (s32[], ...) tuple(next, ...)
     """
     known = loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)')
     if known:

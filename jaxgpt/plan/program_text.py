@@ -58,6 +58,7 @@ def read_program(text: str, mesh: Mapping[str, int] | None = None) -> ProgramTex
             collective = _collective(instruction, name, body, devices, mesh or {})
             if collective is None:
                 continue
+            # Every instruction is a separate collective, except the fused parts of one collective.
             key: tuple[str, ...] = (name, instruction.name)
             channel = instruction.find(r"channel_id=(\d+)")
             if name in fused and channel:

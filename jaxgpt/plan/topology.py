@@ -109,11 +109,12 @@ def _check_grid(topology: Topology) -> None:
     grid = "x".join(map(str, shape))
     size = math.prod(shape)
     if chip.machine and size > chip.machine:
+        # Divide the GPUs equally among as few machines as possible.
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {topology.slices * size // part}"
         raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
 
-    rows, columns = (*shape, 1)[:2]
+    rows, columns = (*shape, 1)[:2]  # a grid of one dimension has one column
     if chip.tpu and size > 1 and (rows % 2 or columns % 2):  # valid grids: a single chip, or complete hosts
         near = "x".join(map(str, (rows + rows % 2, columns + columns % 2, *shape[2:])))
         raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
