@@ -41,46 +41,70 @@ class Profile(Listener):
     def __init__(self, steps: int, note: Callable[[str], None] = print) -> None:
         self.steps = steps
         self._note = note
-        self._directory = Path(PROFILE)
-        self._in_flight = 0  # maximum number of steps that may have started when the metrics of a step are read
-        self._seen = 0  # steps whose metrics have been read
-        self._trace: _Trace | None = None  # the trace in progress
-        self._has_ended = not is_leader()  # whether tracing has ended; only process 0 traces
+        self._tracer: _Tracer | None = None  # None: the run has not started, or another process traces it
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        self._directory = run.path / PROFILE
-        # The metrics of a step are read after all steps of its call, and with `LAG` later calls in flight.
-        per_call = program.config.train.steps_per_call
-        self._in_flight = per_call - 1 + LAG * per_call
+        if is_leader():
+            # The metrics of a step are read after all steps of its call, and with `LAG` later calls in flight.
+            per_call = program.config.train.steps_per_call
+            in_flight = per_call - 1 + LAG * per_call
+            self._tracer = _Tracer(self.steps, run.path / PROFILE, in_flight, self._note)
 
     def progress(self, metrics: dict[str, float]) -> None:
-        step = int(metrics["step"])
+        if self._tracer:
+            self._tracer.step_ended(int(metrics["step"]))
+
+    def finished(self, outcome: Outcome) -> None:
+        if self._tracer:
+            self._tracer.end()
+
+    def failed(self, error: BaseException) -> None:
+        if self._tracer:
+            self._tracer.end()
+
+
+class _Tracer:
+    """Starts and stops the only trace of a run, and reports it."""
+
+    def __init__(self, steps: int, directory: Path, in_flight: int, note: Callable[[str], None]) -> None:
+        """Trace nothing until `WARM_UP` steps have ended.
+
+        Args:
+            steps: number of steps to trace.
+            directory: directory for the files.
+            in_flight: maximum number of later steps that may have started when the metrics of a step are read.
+            note: called with one-line messages.
+        """
+        self._steps = steps
+        self._directory = directory
+        self._in_flight = in_flight
+        self._note = note
+        self._seen = 0  # steps whose metrics have been read
+        self._trace: _Trace | None = None  # the trace, once it has started
+        self._has_ended = False  # whether the trace has stopped or failed, or the run has ended
+
+    def step_ended(self, step: int) -> None:
+        """Start or stop the trace, if it is time, after the metrics of a step have been read."""
         self._seen += 1
         if self._has_ended:
             return
         if self._trace is not None:
             self._trace.step_ended(step)
             if self._trace.is_complete:
-                self._end()
+                self.end()
         elif self._seen >= WARM_UP:
             self._start(step)
-
-    def finished(self, outcome: Outcome) -> None:
-        self._end()
-
-    def failed(self, error: BaseException) -> None:
-        self._end()
 
     def _start(self, step: int) -> None:
         """Start the trace after the metrics of `step` have been read."""
         first = step + self._in_flight + 1  # the first step that begins after the start of the trace
         try:
-            self._trace = _Trace(self._directory, range(first, first + self.steps))
+            self._trace = _Trace(self._directory, range(first, first + self._steps))
         except Exception as e:
             self._has_ended = True
             self._note(_failure(e))
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Stop the trace, if any, and report the steps that it contains. Only the first call has an effect."""
         if self._has_ended:
             return

@@ -120,6 +120,12 @@ def test_a_run_that_is_too_short_has_no_profile(monkeypatch: pytest.MonkeyPatch)
     assert (calls.log, notes) == (["0", "1"], ["no profile: the run took 2 steps, and the first 5 are not traced"])
 
 
+def test_a_run_that_fails_before_its_start_has_no_note_on_the_profile() -> None:
+    notes: list[str] = []
+    Profile(3, notes.append).failed(ValueError("no data"))
+    assert notes == []
+
+
 @pytest.mark.parametrize(("steps", "per_call", "before"), [(5, 1, 5), (30, 10, 32)])
 def test_a_trace_without_a_complete_step_is_no_profile(
     steps: int, per_call: int, before: int, monkeypatch: pytest.MonkeyPatch
