@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.data.chat.encoding import ChatFormat, Conversation
+from jaxgpt.data.chat.omitted import omitted_tools
 from jaxgpt.data.chat.records import ChatRecord, Pair, read_record
 from jaxgpt.data.chat.template import ChatTemplate
 from jaxgpt.data.conversations import encode_conversation
@@ -417,6 +418,13 @@ IN_QUESTION = [{"role": "user", "content": "How is the weather?"}, *conversation
 def test_a_template_that_omits_tools_or_calls_is_refused_even_if_their_name_occurs(template: str, record: Any) -> None:
     with pytest.raises(UserError, match="the chat template does not render the function 'weather'"):
         encode(read_record(record), tokenizer(), ChatTemplate(template))
+
+
+@pytest.mark.parametrize(("text", "is_described"), [("请调用weather函数。", True), ("weather_map", False)])
+def test_a_system_message_describes_a_tool_by_its_name_as_a_word(text: str, is_described: bool) -> None:
+    messages = [{"role": "system", "content": text}, *conversation(ARGUMENTS)[1:]]
+    chat = read_record({"messages": messages, "tools": TOOLS})
+    assert omitted_tools(chat, ChatTemplate(ONLY_CALLS)) == (set() if is_described else {"weather"})
 
 
 def named_call(name: str) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
 def omitted_tools(chat: ChatRecord, template: ChatTemplate) -> set[str]:
     """Return the names of the tools that the template omits; tools in the text of a system message are not omitted."""
     names = _omitted_names(chat.tools or [], partial(_rendered, template, chat.messages))
-    described = " ".join(message["content"] for message in chat.messages if message["role"] in ("system", "developer"))
-    return {name for name in names if not _has_name(described, name)}
+    described = [m.get("content", "") for m in chat.messages if m["role"] in ("system", "developer")]
+    return {name for name in names if not any(_has_name(text, name) for text in described)}
 
 
 def omitted_calls(chat: ChatRecord, template: ChatTemplate) -> set[str]:
@@ -96,7 +96,8 @@ def _new_name(name: str) -> str:
 
 def _has_name(text: str, name: str) -> bool:
     """Return whether a text has a name as a separate word: `get_weather` does not have the name `get`."""
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+    # Only ASCII characters continue a name, because Chinese text, for example, has no spaces around a name.
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text, re.ASCII) is not None
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], tools: Functions | None) -> str:
