@@ -36,28 +36,29 @@ class NameMarker:
     def protected(self, renderings: Renderings) -> Protected:
         """Mark the names of control tokens in a conversation.
 
-        A template may join parts of names, so it is safer to also mark every character that begins a name. The safer marks
-        are used unless they change the rendered text. In that case, only complete names are marked.
+        A template may join parts of names, so thorough marks are safer (`Marking`). They are used unless they change the
+        rendered text. In that case, only complete names are marked.
 
         Raises:
-            UserError: if the template joins parts of names, and the safer marks change the rendered text.
+            UserError: if the template joins parts of names, and thorough marks change the rendered text.
         """
         values = [renderings.messages, renderings.tools, self._template.variables, self._template.source]
         mark = unused_mark(values)
-        safer = self._marked(renderings, Marking(mark, self._markup))
-        if (safer.messages, safer.tools) == (renderings.messages, renderings.tools):
+        thorough = self._marked(renderings, Marking(mark, is_thorough=True, markup=self._markup))
+        if (thorough.messages, thorough.tools) == (renderings.messages, renderings.tools):
             return Protected(renderings, "")
 
-        marked = self._marked(renderings, Marking(mark))
-        safer_text = safer.whole().text
-        text = marked.whole().text
-        if text.replace(mark, "") == safer_text.replace(mark, ""):
-            return Protected(safer, mark)
-        if len(unmarked(self._control, text, mark)) > len(unmarked(self._control, safer_text, mark)):
+        simple = self._marked(renderings, Marking(mark))
+        thorough_text = thorough.whole().text
+        simple_text = simple.whole().text
+        if simple_text.replace(mark, "") == thorough_text.replace(mark, ""):
+            return Protected(thorough, mark)
+        # A token that only simple marks leave in the text has been joined from parts of the messages.
+        if len(unmarked(self._control, simple_text, mark)) > len(unmarked(self._control, thorough_text, mark)):
             raise UserError(
                 "the chat template joins parts of the messages to a special token: remove them from the messages"
             )
-        return Protected(marked, mark)
+        return Protected(simple, mark)
 
     def _marked(self, renderings: Renderings, marking: Marking) -> Renderings:
         """Mark names in messages and tools; in messages of the assistant, the tokens of answers are kept."""

@@ -20,18 +20,20 @@ MARKS = [chr(point) for point in chain(range(0xFDD0, 0xFDF0), range(0xF0000, 0xF
 
 
 class Marking(NamedTuple):
-    """The mark, and the strings that get it.
+    """The mark, and the places that get it.
 
     Attributes:
         mark: character to insert after the first character of a name.
-        markup: if not None, also insert the mark after every character that begins a name, because a template may join parts
-            of names. Strings in `markup`, which the template may look for, stay unchanged.
         kept: names that stay control tokens.
+        is_thorough: whether every character that begins a name gets a mark after it, even without the other characters of
+            the name, because a template may join parts of names.
+        markup: strings that thorough marks do not change, because the template may look for them.
     """
 
     mark: str
-    markup: Collection[str] | None = None
     kept: Collection[str] = ()
+    is_thorough: bool = False
+    markup: Collection[str] = ()
 
 
 def unused_mark(values: Iterable[Any]) -> str:
@@ -94,7 +96,7 @@ def _protect_text(control: ControlTokens, text: str, marking: Marking) -> str:
             continue
         places.add(match.name_begin + 1)
 
-    if marking.markup is not None:
+    if marking.is_thorough:
         places |= _first_characters(control, text, marking.markup)
     places = {place for place in places if not any(place in name for name in unchanged)}
     bounds = [0, *sorted(places), len(text)]
