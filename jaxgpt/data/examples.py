@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,8 +13,8 @@ import numpy as np
 class ExampleSplit(ABC):
     """A split of examples, with the interface of `tokens.Split`; the start of a row is the index of its example."""
 
-    has_documents = True  # rows have document ids
-    indexed = True  # starts are indices of examples, not of ids
+    has_documents: ClassVar[bool] = True  # rows have document ids
+    indexed: ClassVar[bool] = True  # starts are indices of examples, not of ids
 
     @abstractmethod
     def count(self) -> int:
@@ -41,9 +42,9 @@ class ExampleSplit(ABC):
         return self.ids[start : start + n].copy()
 
     def window_count(self, block_size: int) -> int:
-        """Count the examples."""
+        """Count the examples; `block_size` is not read."""
         return self.count()
 
     def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the starts of all examples; `stride` does not apply."""
+        """Return the starts of all examples; `block_size` and `stride` are not read."""
         return range(self.count())

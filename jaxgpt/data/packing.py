@@ -80,7 +80,7 @@ class Packed:
         return len(self.bounds) - 1
 
     def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the starts of all windows; `stride` is not read, because a start is an index."""
+        """Return the starts of all windows; `block_size` and `stride` are not read, because a start is an index."""
         return range(self.window_count(block_size))
 
     def windows(self, starts_B: np.ndarray, block_size: int) -> np.ndarray:

@@ -200,7 +200,7 @@ def _check_not_empty(name: str, answer: Content) -> None:
 
 def _is_blank(message: Any) -> bool:
     """Return whether a message has no text and no calls."""
-    fields = comparable(message)
+    fields = comparable(message)  # text parts are joined; an invalid message keeps its own fields
     if not isinstance(fields, dict):
         return False
     return not any(fields.get(name) for name in ("content", "value", "tool_calls", "function_call"))

@@ -42,9 +42,10 @@ class DocumentPiece(NamedTuple):
     is_last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
-    file: str = ""  # path of the file
-    bytes_read: int = 0  # bytes of the sources read from disk so far
     damage: Damage | None = None  # None: the file could be read up to the end of this piece
+    # Set by `read_file_pieces`:
+    file: str = ""  # path of the file
+    bytes_read: int = 0  # bytes read from disk so far: of the file; after `read_pieces`, of all sources
 
     @property
     def is_document(self) -> bool:
