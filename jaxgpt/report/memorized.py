@@ -47,7 +47,8 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
         UserError: if a sample is not a one-dimensional array of integers, or an id of the corpus is invalid.
     """
     rows = [Grams(_row(sample)) for sample in samples]
-    split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus
+    is_array = hasattr(corpus, "__array__")  # an array of NumPy or JAX
+    split: Split = Tokens([np.asarray(corpus)]) if is_array else corpus
     best = [Match(0, 0, 0)] * len(rows)
     longest = max(map(len, rows), default=0)
     size = max(SEARCHED, 4 * longest)
