@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Annotated, Any
 
@@ -78,12 +78,9 @@ class _Fleet:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.processes = list[subprocess.Popen[str]]()
-        self.readers = list[threading.Thread]()
-        self.last_lines = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
+        self.children = list[_Child]()
         self.forwarded: int | None = None  # the last forwarded signal; None: no signal
         self.previous: dict[int, Any] = {}  # signal handlers to restore
-        self.killed = set[int]()  # indices of the processes that this process has killed
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and forward the signals of this process to them.
@@ -99,66 +96,83 @@ class _Fleet:
         environment = _environment(devices, self.count)
         flags = ["--distributed.num-processes", str(self.count), "--distributed.launched"]
         for index in range(self.count):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "jaxgpt", *command, *flags, "--distributed.process-id", str(index)],
-                stdin=subprocess.PIPE,
-                stdout=None if index == 0 else subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
-            )
-            self.processes.append(process)
-            reader = threading.Thread(target=self._read, args=(index, process.stderr), daemon=True)
-            reader.start()
-            self.readers.append(reader)
+            words = [*command, *flags, "--distributed.process-id", str(index)]
+            self.children.append(_Child(words, environment, is_shown=index == 0))
         if self.forwarded is not None:  # a signal before all processes had started
             self._forward(self.forwarded, None)
 
     def wait(self) -> list[Exit]:
         """Wait for all processes, restore the signal handlers, and return the exit of each process."""
         deadline = math.inf
-        while any(process.poll() is None for process in self.processes):
-            if any(process.poll() for process in self.processes):
+        while any(child.process.poll() is None for child in self.children):
+            if any(child.process.poll() for child in self.children):
                 # Give the other processes time to detect the failure and exit.
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > deadline:
-                self._kill()
+                for child in self.children:
+                    child.kill()
             time.sleep(0.05)
 
-        for reader in self.readers:
-            reader.join(1)
+        for child in self.children:
+            child.reader.join(1)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-        return [self._exit(index, process.returncode) for index, process in enumerate(self.processes)]
-
-    def _exit(self, index: int, code: int) -> Exit:
-        """Return the exit of a process with the code `code`."""
-        is_expected = self.forwarded is not None or index in self.killed
-        return Exit(code, list(self.last_lines[index]), is_expected)
-
-    def _read(self, index: int, lines: IO[str]) -> None:
-        """Keep the last lines of a process's standard error; print all lines of process 0."""
-        for line in lines:
-            self.last_lines[index].append(line)
-            if index == 0:
-                with suppress(OSError):  # keep reading: a full pipe would block the process
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
-
-    def _kill(self) -> None:
-        """Kill the processes that still run."""
-        for index, process in enumerate(self.processes):
-            if process.poll() is None:
-                self.killed.add(index)
-                process.kill()
+        is_signalled = self.forwarded is not None
+        return [
+            Exit(child.process.returncode, list(child.last_lines), is_expected=is_signalled or child.is_killed)
+            for child in self.children
+        ]
 
     def _forward(self, number: int, _: Any) -> None:
         """Handle a signal: forward it to all processes."""
         self.forwarded = number
-        for process in self.processes:
-            process.send_signal(number)
+        for child in self.children:
+            child.process.send_signal(number)
+
+
+class _Child:
+    """A child process, and a thread that reads its standard error.
+
+    Args:
+        words: command line of jaxgpt.
+        environment: environment variables.
+        is_shown: whether to print the output and the standard error of the process.
+
+    Attributes:
+        last_lines: the last lines of its standard error.
+        is_killed: whether the launcher has killed the process.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], is_shown: bool) -> None:
+        self.last_lines = deque[str](maxlen=STDERR_LINES)
+        self.is_killed = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jaxgpt", *words],
+            stdin=subprocess.PIPE,
+            stdout=None if is_shown else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches only the launcher, which forwards it
+        )
+        self.reader = threading.Thread(target=self._read, args=(self.process.stderr, is_shown), daemon=True)
+        self.reader.start()
+
+    def _read(self, lines: IO[str], is_shown: bool) -> None:
+        """Keep the last lines of the standard error, and print all lines if the process is shown."""
+        for line in lines:
+            self.last_lines.append(line)
+            if is_shown:
+                with suppress(OSError):  # keep reading: a full pipe would block the process
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs."""
+        if self.process.poll() is None:
+            self.is_killed = True
+            self.process.kill()
 
 
 def _environment(devices: int, count: int) -> dict[str, str]:

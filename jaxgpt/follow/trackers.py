@@ -216,7 +216,9 @@ class Trackio:
         stored = SQLiteStorage.get_max_step_for_run(self.project, self.run.name, run_id=self.run.id)
         if is_remote or str(stored) == mark:
             return None
-        return -1 if stored is None else 2 * stored + 1
+        if stored is None:
+            return -1
+        return 2 * stored + 1  # the highest `Row.order` of this step
 
     def send(self, rows: Sequence[Row]) -> str:
         for row in rows:
