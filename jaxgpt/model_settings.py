@@ -171,7 +171,8 @@ class ModelConfig(Section):
     def windows(self) -> tuple[int, ...]:
         """Sliding window of each layer in tokens; 0: no limit."""
         pattern = self.window_pattern
-        return tuple(self.sliding_window * (pattern[i % len(pattern)] == "L") for i in range(self.n_layer))
+        letters = (pattern[layer % len(pattern)] for layer in range(self.n_layer))
+        return tuple(self.sliding_window if letter == "L" else 0 for letter in letters)
 
     @property
     def rotary_width(self) -> int:
