@@ -41,6 +41,8 @@ class TokenBuffer(NamedTuple):
     def matches(self, n: int) -> jax.Array:
         """Mark the slots where an earlier occurrence of the last n tokens begins, if a token follows it: bool `[B, S]`.
 
+        Example: in the text `2 3 4 2 3 2 3`, with n = 2, the slots 0 and 3 are marked.
+
         A loop compares one token per iteration, and ends early if no slot matches. It is not unrolled, so the size of the
         program does not depend on n.
         """

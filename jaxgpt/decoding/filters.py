@@ -67,6 +67,12 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
     If several tokens have the smallest probability of the set, the largest ids are kept.
 
+    Example: p = 0.7; two of the three tokens with 0.2 are kept.
+
+        probability_BV  0.4  0.2  0.2  0.2    sorted_BR  0.2  0.2  0.2  0.4
+        place_BV        0    3    2    1      above_BR   0.8  0.6  0.4  0
+        removed_BV      no   yes  no   no     kept_BR    no   yes  yes  yes
+
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
@@ -80,7 +86,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     least_B1 = jnp.min(jnp.where(kept_BR, sorted_BR, jnp.inf), -1, keepdims=True)
     ties_B1 = jnp.sum(kept_BR & (sorted_BR == least_B1), -1, keepdims=True)
     tie_BV = probability_BV == least_B1
-    place_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # 1: the largest id
+    place_BV = jax.lax.cumsum(tie_BV.astype(jnp.int32), 1, reverse=True)  # place among the ties; 1: the largest id
     removed_BV = (probability_BV < least_B1) | (tie_BV & (place_BV > ties_B1))
     return jnp.where(removed_BV, NEVER, logits_BV)
 

@@ -25,6 +25,8 @@ DRAFT = 7  # number of drafted tokens per verification pass; with the last token
 def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, jax.Array]:
     """Find the latest earlier occurrence of the last `ngram` tokens; return the tokens after it.
 
+    Example: the text `1 2 3 4 2 3`, with `ngram` 2 and `count` 7, has the draft `4 2 3 4 2 3 4`.
+
     Args:
         text: the tokens so far, one row.
         ngram: number of tokens that must match.
