@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.kernels.division import AttentionInputs
+from jaxgpt.kernels.online import Keys
 from jaxgpt.ops import Array
 
 
@@ -23,6 +25,20 @@ class Gathered:
     """
 
     axes: tuple[str, ...]
+
+    def receive(self, inputs: AttentionInputs) -> Keys:
+        """Return the keys and values of whole rows."""
+        k_BKSH = inputs.k_BKSH
+        v_BKHS = inputs.v_BKHS
+        if self.axes:
+            k_BKSH, v_BKHS = gather_keys(self.axes, k_BKSH, v_BKHS)
+        return Keys(k_BKSH, v_BKHS, inputs.row_place)
+
+    def send_back(self, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+        """Return the gradients of this device's keys and values, from the gradients of the results of `receive`."""
+        if not self.axes:
+            return dk_BKSH, dv_BKHS
+        return scatter_gradients(self.axes, dk_BKSH, dv_BKHS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

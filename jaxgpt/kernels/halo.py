@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxgpt.kernels.division import AttentionInputs
 from jaxgpt.kernels.flash import LANES
+from jaxgpt.kernels.online import Keys
 from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions
 
@@ -35,6 +36,17 @@ class Halo(NamedTuple):
     axes: tuple[str, ...]
     size: int
     chunks: int
+
+    def receive(self, inputs: AttentionInputs) -> Keys:
+        """Return the keys and values of the halo and of this device, given the results of `split_inputs`."""
+        rows = len(inputs.k_BKSH) // self.chunks
+        tokens = inputs.k_BKSH.shape[2]
+        place = halo_places(self, rows, tokens, inputs.row_place)
+        return Keys(*with_halo(self, inputs.k_BKSH, inputs.v_BKHS), place)
+
+    def send_back(self, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
+        """Return the gradients of this device's keys and values, from the gradients of the results of `receive`."""
+        return without_halo(self, dk_BKSH, dv_BKHS)
 
 
 def balanced_order(tokens: int, devices: int) -> np.ndarray:

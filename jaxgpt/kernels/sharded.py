@@ -26,24 +26,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxgpt.kernels import online
 from jaxgpt.kernels.devices import on_mesh, with_heads_of_queries
 from jaxgpt.kernels.division import AttentionInputs, division_of
-from jaxgpt.kernels.gather import Gathered, gather_keys, scatter_gradients
-from jaxgpt.kernels.halo import (
-    Halo,
-    halo_places,
-    halo_size,
-    join_chunks,
-    split_inputs,
-    with_halo,
-    without_halo,
-)
-from jaxgpt.kernels.online import Keys, Rule
+from jaxgpt.kernels.gather import Gathered
+from jaxgpt.kernels.halo import Halo, halo_size, join_chunks, split_inputs
+from jaxgpt.kernels.online import Rule
 from jaxgpt.kernels.remat import ATTENTION_RESULTS
 from jaxgpt.kernels.ring import Ring, ring_backward, ring_forward
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-# Exchanges that send a device the keys that its queries attend to.
-Exchange = Gathered | Ring | Halo
+# The exchanges of keys: a device receives all keys at a time (`receive`, `send_back`), or in a ring, the keys of one device at
+# a time.
+Exchange = Gathered | Halo | Ring
 
 
 class Residuals(NamedTuple):
@@ -167,14 +160,13 @@ def _attention(
 
 def _local(exchange: Exchange, window: int, scale: float, inputs: AttentionInputs) -> Array:
     """Compute attention on one device; with a halo, each chunk of its tokens is a row."""
-    if isinstance(exchange, Halo):
-        inputs = split_inputs(inputs, exchange.chunks)
+    chunks = exchange.chunks if isinstance(exchange, Halo) else 1
+    if chunks > 1:
+        inputs = split_inputs(inputs, chunks)
     B, T, N, _ = inputs.q_BTNH.shape
     rule = Rule(window, scale, online.tile_size(T, B, N))
     out_BTNH: Array = _on_device(exchange, rule, inputs)
-    if isinstance(exchange, Halo):
-        out_BTNH = join_chunks(out_BTNH, 1, exchange.chunks)
-    return out_BTNH
+    return join_chunks(out_BTNH, 1, chunks) if chunks > 1 else out_BTNH
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -195,7 +187,7 @@ def _forward(exchange: Exchange, rule: Rule, inputs: AttentionInputs) -> tuple[A
     if isinstance(exchange, Ring):
         state = ring_forward(exchange, rule, queries, inputs, state)
     else:
-        state = online.add_keys(queries, _received(exchange, inputs), state, rule)
+        state = online.add_keys(queries, exchange.receive(inputs), state, rule)
 
     # The backward pass needs these two arrays: rematerialization with `dots` and `offload` keeps them (`kernels/remat.py`).
     out_and_lse = online.finish(state, q_BTNH)
@@ -220,9 +212,9 @@ def _backward(exchange: Exchange, rule: Rule, saved: Residuals, dout_BTNH: Array
         dk_BKSH = sums.dk_BKSH.astype(k_BKSH.dtype)
         dv_BKHS = sums.dv_BKHS.astype(v_BKHS.dtype)
     else:
-        keys = _received(exchange, inputs)
+        keys = exchange.receive(inputs)
         dq_nBKGtH, dk_BKSH, dv_BKHS = online.gradients(queries, of_queries, keys, dq_nBKGtH, rule)
-        dk_BKSH, dv_BKHS = _returned(exchange, dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
+        dk_BKSH, dv_BKHS = exchange.send_back(dk_BKSH.astype(k_BKSH.dtype), dv_BKHS.astype(v_BKHS.dtype))
 
     dq_BTNH = online.joined(dq_nBKGtH, inputs.q_BTNH)
     no_gradient: Any = None  # positions are integers
@@ -230,26 +222,3 @@ def _backward(exchange: Exchange, rule: Rule, saved: Residuals, dout_BTNH: Array
 
 
 _on_device.defvjp(_forward, _backward)
-
-
-def _received(exchange: Gathered | Halo, inputs: AttentionInputs) -> Keys:
-    """Return the keys and values of whole rows, or of the halo and this device."""
-    k_BKSH = inputs.k_BKSH
-    v_BKHS = inputs.v_BKHS
-    if isinstance(exchange, Halo):
-        rows = len(k_BKSH) // exchange.chunks
-        tokens = k_BKSH.shape[2]
-        place = halo_places(exchange, rows, tokens, inputs.row_place)
-        return Keys(*with_halo(exchange, k_BKSH, v_BKHS), place)
-    if exchange.axes:
-        k_BKSH, v_BKHS = gather_keys(exchange.axes, k_BKSH, v_BKHS)
-    return Keys(k_BKSH, v_BKHS, inputs.row_place)
-
-
-def _returned(exchange: Gathered | Halo, dk_BKSH: Array, dv_BKHS: Array) -> tuple[Array, Array]:
-    """Return the gradients of this device's keys and values, from the gradients of the results of `_received`."""
-    if isinstance(exchange, Halo):
-        return without_halo(exchange, dk_BKSH, dv_BKHS)
-    if exchange.axes:
-        return scatter_gradients(exchange.axes, dk_BKSH, dv_BKHS)
-    return dk_BKSH, dv_BKHS
