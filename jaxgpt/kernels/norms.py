@@ -14,22 +14,25 @@ from jaxgpt.ops.attention import Edit
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _gained(kind: str, eps: float, x: Array, gain: Array) -> Array:
+    """Compute a norm with a gain, and without a bias."""
     return norms.norm(kind, x, eps, gain)
 
 
 @_gained.defjvp
-def _(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _gained_jvp(kind: str, eps: float, primals: Any, tangents: Any) -> tuple[Array, Array]:
     x, gain = primals
     dx, dgain = tangents
-    y, dy = jax.jvp(lambda x: norms.norm(kind, x, eps, gain), (x,), (dx,))
+    y, dy_of_x = jax.jvp(lambda x: norms.norm(kind, x, eps, gain), (x,), (dx,))
 
+    # The output is linear in the gain: its tangent is `normed x * dgain`, with the normed x computed again.
     x = x.astype(jnp.float32)
     mean = x.mean(-1, keepdims=True) if kind == "layernorm" else jnp.zeros_like(x[..., :1])
     variance = jnp.square(x - mean).mean(-1, keepdims=True)
     factor = jax.lax.rsqrt(variance + eps)
     # XLA computes the operands of a barrier once: the sum over tokens is then one pass over x and dy.
     mean, factor = jax.lax.optimization_barrier((mean, factor))
-    return y, dy + (x - mean) * factor * jnp.broadcast_to(dgain, x.shape)
+    dy_of_gain = (x - mean) * factor * jnp.broadcast_to(dgain, x.shape)
+    return y, dy_of_x + dy_of_gain
 
 
 def norm(

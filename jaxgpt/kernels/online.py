@@ -154,7 +154,11 @@ def backward_inputs(out_BTNH: Array, lse_nBKGt: Array, dout_BTNH: Array, K: int,
 def gradients(
     queries: Queries, saved: BackwardInputs, keys: Keys, dq_nBKGtH: Array, rule: Rule
 ) -> tuple[Array, Array, Array]:
-    """Return dq plus the terms of some keys, and the gradients of these keys and values, all float32."""
+    """Return dq plus the terms of some keys, and the gradients of these keys and values, all float32.
+
+    The outer loop, over tiles of keys, carries dq of all queries. The inner loop, over tiles of queries, carries dk and dv of
+    the tile of keys.
+    """
 
     def of_key_tile(dq_nBKGtH: Array, tile: Keys) -> tuple[Array, tuple[Array, Array]]:
         zeros = jnp.zeros(tile.k_BKSH.shape, jnp.float32), jnp.zeros(tile.v_BKHS.shape, jnp.float32)

@@ -113,8 +113,10 @@ def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T` in integer arithmetic, without widening int8 weights.
 
-    Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`. A loop uses two int16 digits,
-    a library three int8 digits: 23 bits (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
+    Rows of x are split into digits in `[-most, most]`, the first in units of `max |x| / most`:
+    `x = unit * (d_0 + d_1 / (2 most) + d_2 / (2 most)^2)`. A loop uses two int16 digits, a library three int8 digits: 23 bits
+    (up to 8,260 inputs), like a float32 mantissa. Products of digits are exact.
+
     The custom derivative is the derivative of `_product`, because rounding has the derivative 0.
     """
     dtype: Any
@@ -138,7 +140,7 @@ def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 
     # If inlined, the loop would compute the digits again for each output.
     products_XO = call_without_inlining(_integer_product, jnp.concatenate(digits), values_OI, small=False)
-    products = jnp.split(products_XO.astype(jnp.float32), count)
+    products = jnp.split(products_XO.astype(jnp.float32), count)  # one product for each digit
     return unit_R1 * sum(y_RO / (2.0 * most) ** i for i, y_RO in enumerate(products))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Literal, Protocol
 
 from jaxgpt.data.tokenizers.base import Ids
@@ -64,7 +63,7 @@ class TextStream:
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
-    def add(self, ids: Iterable[int], log_p: Iterable[float] = ()) -> str:
+    def add(self, ids: Sequence[int], log_p: Sequence[float] = ()) -> str:
         """Append ids, and their log probabilities if known; return the new text that can no longer change.
 
         Raises `UserError` for `NOT_A_NUMBER`.
@@ -86,16 +85,15 @@ class TextStream:
         self.text += piece
         return piece
 
-    def _append(self, ids: Iterable[int], log_p: Iterable[float]) -> None:
+    def _append(self, ids: Sequence[int], log_p: Sequence[float]) -> None:
         """Append ids up to a stop id, a negative id or the limit, and their log probabilities."""
-        known = iter(log_p)
-        for i in ids:
+        for n, i in enumerate(ids):
             if i == NOT_A_NUMBER:
                 raise UserError(DIVERGED)
             if i < 0:
                 self.finish_reason = "exhausted"
                 break
-            self.log_p.extend(islice(known, 1))
+            self.log_p += log_p[n : n + 1]  # nothing if unknown
             if i in self._stop_ids:
                 self.finish_reason = "stop"
                 self.stop_id = i

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -103,11 +103,10 @@ class Ancestors(Visible):
         end_BT: node after the last descendant of each node.
     """
 
-    end_BT: jax.Array | None = None
+    end_BT: jax.Array = field(kw_only=True)
 
     def mask(self) -> jax.Array:
         """Return the attention mask, bool `[B, 1, T, T]`."""
-        assert self.end_BT is not None
         node_T = jnp.arange(self.end_BT.shape[1])
         query_1T1 = node_T[None, :, None]
         key_11T = node_T[None, None, :]
@@ -125,5 +124,5 @@ def attend_to_ancestors(
     edit: Edit | None = None,
 ) -> jax.Array:
     """Compute `ops.attention.attend` among the nodes of trees."""
-    ancestors = Ancestors(visible.query, None, visible.window, end_BT)
+    ancestors = Ancestors(visible.query, window=visible.window, end_BT=end_BT)
     return attend(q_BTNH, k_BKSH, v_BKHS, ancestors, scale, edit)
