@@ -23,7 +23,8 @@ class Family(NamedTuple):
         architectures: class names in config.json; exports use the first class, which has a head. An imported model may
             lack the head if it is tied.
         form: names and layout of the tensors.
-        options: map from an option of config.json to its setting and the default in transformers' config class.
+        options: map from an option of config.json to its setting and the default in transformers' config class; instead of a
+            default, a required option has its type.
         settings: settings common to all models of the family.
         only: map from options with a single supported value to this value.
         fills: settings that an export can add to any model: they add biases of 0 or gains of 1, or have no effect on logits.

@@ -116,14 +116,16 @@ def _find(path: Path) -> list[Path]:
         _check_no_pickle(path)
         return [path]
 
-    files = sorted(path.glob("*.safetensors"))
-    if path / SINGLE in files:
-        files = [path / SINGLE]
+    single = path / SINGLE
+    files = sorted(path.glob("*.safetensors"))  # including links to missing files
+    if single in files:
+        files = [single]
     elif (path / INDEX).is_file():
         return _indexed(path)
     else:
-        originals = [file for file in files if not file.match(SECOND_COPY)]
-        files = originals or files
+        without_copies = [file for file in files if not file.match(SECOND_COPY)]
+        if without_copies:  # otherwise, the directory has only Mistral's own files
+            files = without_copies
 
     if not files:
         for file in sorted(path.iterdir()):

@@ -75,6 +75,7 @@ def devices(s: Subject) -> float:
             available = jax.devices("cpu")
     if len(available) < 2:
         raise NotApplicable("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
+
     plain: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "grad_clip": 0.0}
     smooth = OptimConfig(learning_rate=1000.0, beta1=0.0, beta2=0.0, eps=1.0, **plain)
     config = replace(s.config, optim=smooth, train=replace(s.config.train, batch_size=ROWS))
@@ -162,12 +163,12 @@ def transformers(s: Subject) -> float:
         raise NotApplicable(f"{' and '.join(missing)} not installed")
     directory = s.exported
     import torch
-    import transformers as theirs
+    import transformers as library  # not this function
 
-    theirs.utils.logging.set_verbosity_error()
-    theirs.utils.logging.disable_progress_bar()
+    library.utils.logging.set_verbosity_error()
+    library.utils.logging.disable_progress_bar()
     options = {"attn_implementation": "eager", "dtype": torch.float32}
-    model: Any = theirs.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
+    model: Any = library.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
     with torch.no_grad():
         logits = model(torch.tensor(np.asarray(s.tokens, np.int64))).logits.numpy()
     return distance(s.forward(s.params, s.tokens), logits)

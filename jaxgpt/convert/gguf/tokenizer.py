@@ -46,7 +46,7 @@ def _read_byte_level(metadata: Mapping[str, Any], special: SpecialTokens, where:
     if f"{GGML}merges" not in metadata:
         raise UserError(f"{where}: no {GGML}merges, which a byte-level BPE needs; {OTHER}")
     vocabulary = read_vocabulary(metadata, where)
-    edges = _read_edges(metadata, special, pre_tokenizer.adds_bos, where)
+    edges = _read_edges(metadata, special, where, adds_bos=pre_tokenizer.adds_bos)
     library = call_tokenizers(lambda: build_byte_level(vocabulary, pre_tokenizer, edges), "this file")
     return SubwordTokenizer(library)
 
@@ -56,12 +56,12 @@ def _read_sentencepiece(metadata: Mapping[str, Any], special: SpecialTokens, whe
     vocabulary = read_vocabulary(metadata, where)
     unknown = special.tokenizer.get("unk_token")
     has_prefix = read_flag(metadata, "add_space_prefix", True, where)
-    edges = _read_edges(metadata, special, True, where)
+    edges = _read_edges(metadata, special, where, adds_bos=True)
     library = call_tokenizers(lambda: build_sentencepiece(vocabulary, unknown, has_prefix, edges), "this file")
     return SubwordTokenizer(library)
 
 
-def _read_edges(metadata: Mapping[str, Any], special: SpecialTokens, adds_bos: bool, where: str) -> Edges:
+def _read_edges(metadata: Mapping[str, Any], special: SpecialTokens, where: str, adds_bos: bool) -> Edges:
     """Return the ids that begin and end each text; `adds_bos`: default of `add_bos_token`."""
     has_first = read_flag(metadata, "add_bos_token", adds_bos, where)
     has_last = read_flag(metadata, "add_eos_token", False, where)
