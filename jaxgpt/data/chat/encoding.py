@@ -85,8 +85,9 @@ class ChatFormat:
         text = answer.removeprefix(self.frame.lead)
         if self.end.stop_id is None:
             return text
-        before_stop = self.end.text[: len(self.end.text) - len(self.end.text.lstrip())]
-        return text.removesuffix(before_stop)
+        end = self.end.text  # such as " </s>"; generated text does not include the name of the token
+        space_before = end[: len(end) - len(end.lstrip())]
+        return text.removesuffix(space_before)
 
     @cached_property
     def frame(self) -> Frame:

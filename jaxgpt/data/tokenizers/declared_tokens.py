@@ -30,6 +30,10 @@ class FileTokens(NamedTuple):
     additional: list[str] | None
 
 
+# The tokens of a missing file.
+NO_TOKENS = FileTokens(standard={}, objects={}, strings={}, grouped={}, extra=None, additional=None)
+
+
 class DeclaredTokens(NamedTuple):
     """The special tokens that the files of a directory declare together."""
 
@@ -114,9 +118,6 @@ def merged(config: FileTokens, token_map: FileTokens) -> DeclaredTokens:
     elif unnamed is None:
         unnamed = token_map.additional
     return DeclaredTokens(config.standard | token_map.standard, declared, unnamed or [])
-
-
-NO_TOKENS = tokens_in({}, Path())  # tokens of a missing file
 
 
 def token_text(value: Any, where: str) -> str:

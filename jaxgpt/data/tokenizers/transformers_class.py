@@ -48,12 +48,11 @@ class TokenizerClass(NamedTuple):
     def _spaces(self) -> dict[str, Any]:
         """Return the parts of a tokenizer.json that replace and restore spaces."""
         is_code = self.name == "CodeLlamaTokenizer"
-        adds_space = self.options.get("add_prefix_space")
-        if adds_space is None:
-            adds_space = True
+        option = self.options.get("add_prefix_space")
+        adds_space = option is None or bool(option)
 
         # A space is added at the beginning of a text and after each special token ("always"), only at the beginning ("first"),
-        # or never.
+        # or never. Code Llama's class ignores the option `legacy`.
         if not adds_space:
             scheme = "never"
         elif self.options.get("legacy") and not is_code:
@@ -66,6 +65,7 @@ class TokenizerClass(NamedTuple):
             {"type": "ByteFallback"},
             {"type": "Fuse"},
         ]
+        # The decoder removes the added space. Code Llama's decoder removes a space even if none is added.
         if adds_space or is_code:
             decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
         return {
