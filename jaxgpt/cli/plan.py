@@ -105,15 +105,14 @@ def _print_plan(case: Case, why_not: str, decode: bool, json: bool) -> int:
         print(estimate_text(case, estimates))  # before the compilation, which takes minutes
 
     programs = {} if why_not else compile_programs(case, decode)
-    if not json:
-        print(f"\nnot compiled: {why_not}" if why_not else program_text(case, programs))
-
     plan = Plan(case, estimates, programs)
-    advice = Advice() if plan.fits else find_advice(case)
     if json:
+        advice = Advice() if plan.fits else find_advice(case)
         print_json(plan_json(plan, why_not, advice))
-    elif not plan.fits:
-        print(advice_text(advice, case.topology.chip.hbm))
+    else:
+        print(f"\nnot compiled: {why_not}" if why_not else program_text(case, programs))
+        if not plan.fits:
+            print(advice_text(find_advice(case), case.topology.chip.hbm))
     return 0 if plan.fits else FAILED
 
 
