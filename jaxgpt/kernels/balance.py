@@ -39,12 +39,15 @@ def halos_of(config: Config) -> Halos:
     window = config.model.sliding_window
     in_all_layers = all(halo_size(layer_window, tokens) for layer_window in config.model.windows)
     if in_all_layers:
-        halo = halo_size(window, tokens)
+        halo_tokens = halo_size(window, tokens)
     else:
         # In balanced order, each of the two chunks of a device has a halo.
-        halo = 2 * halo_size(window, tokens // 2)
-    with_window = sum(layer_window > 0 for layer_window in config.model.windows)
-    return Halos(tokens=halo, layers=with_window if halo else 0, in_all_layers=in_all_layers)
+        halo_tokens = 2 * halo_size(window, tokens // 2)
+
+    layers = 0
+    if halo_tokens:
+        layers = sum(layer_window > 0 for layer_window in config.model.windows)
+    return Halos(halo_tokens, layers, in_all_layers)
 
 
 def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:

@@ -70,6 +70,8 @@ def _kept_tokens(reusable: int, needed: int) -> int:
 
     Reading some tokens again rounds the size of the last chunk up to a power of two. The result is negative if rounding
     up takes more tokens than are reusable.
+
+    Example: of 10 needed tokens, 7 are reusable and 3 are missing. To read a chunk of 4, the cache keeps 6.
     """
     last_chunk = (needed - reusable) % CHUNK
     if last_chunk == 0:

@@ -66,8 +66,10 @@ class ScannedGPT(GPT):
             return x_BTD, sides
 
         if self.remat is not None:
+            # prevent_cse=False: a scan already keeps the recomputation apart from the forward pass.
             apply = jax.checkpoint(apply, policy=self.remat, prevent_cse=False)
         number_L = jnp.arange(self.config.n_layer)
+        # As in `GPT.blocks`: key 0 is the key of the embeddings.
         key_L = jax.vmap(partial(subkey, inputs.key))(number_L + 1)
         params_L: Any = self.get_variable("params", STACKED)
         x_BTD, sides = jax.lax.scan(apply, x_BTD, _Layer(params_L, number_L, key_L))
