@@ -11,7 +11,7 @@ from typing import TypeVar
 
 A = TypeVar("A")
 T = TypeVar("T")
-_Call = tuple[Future[T], A]
+_Call = tuple[A, Future[T]]  # the argument of a call, and its result
 
 LEAVING = 5.0  # maximum seconds to wait for the thread at the end, for example if a file system hangs
 EVERY = 0.1  # seconds between two calls of `stopping`
@@ -24,16 +24,17 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
     An exception of `function` is raised by the future of the failed call. The thread is a daemon, so that a call that hangs
     does not keep the process alive.
     """
-    calls = SimpleQueue[_Call[T, A] | None]()
+    calls = SimpleQueue[_Call[A, T] | None]()
     submitted: list[Future[T]] = []  # results that the caller has not received
 
-    def submit(argument: A) -> tuple[A, Future[T]]:
+    def submit(argument: A) -> _Call[A, T]:
         future = Future[T]()
         submitted.append(future)
-        calls.put((future, argument))
+        calls.put((argument, future))
         return argument, future
 
-    def results() -> Iterator[tuple[A, Future[T]]]:
+    def results() -> Iterator[_Call[A, T]]:
+        # Submit the next call before yielding a call, so that the thread computes it while the caller uses the result.
         started = map(submit, arguments)
         ahead = next(started, None)
         while ahead:
@@ -54,13 +55,13 @@ def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[I
         thread.join(LEAVING)
 
 
-def _work(function: Callable[[A], T], calls: SimpleQueue[_Call[T, A] | None]) -> None:
+def _work(function: Callable[[A], T], calls: SimpleQueue[_Call[A, T] | None]) -> None:
     """Call the function with each argument in the queue; return when the queue contains None."""
     while True:
         call = calls.get()
         if call is None:
             return
-        future, argument = call
+        argument, future = call
         if not future.set_running_or_notify_cancel():
             continue
         try:
