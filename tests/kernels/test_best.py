@@ -153,4 +153,4 @@ def test_offload_needs_host_memory_of_the_platform() -> None:
 def test_dropout_needs_the_attention_of_the_definition() -> None:
     with pytest.raises(UserError, match=r"model\.dropout 0\.1 needs the attention of Ops\(\)"):
         build(config(dropout=0.1), ops=CPU)
-    assert build(config(dropout=0.1), ops=Ops(norm=CPU.norm)).ops.norm is CPU.norm
+    assert build(config(dropout=0.1), ops=Ops(norm=CPU.norm)).model.ops.norm is CPU.norm
