@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import jaxgpt as api
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.saver import save_params
-from jaxgpt.config import Config, DataConfig, LoraConfig
+from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.convert.peft.adapters import export_adapter
 from jaxgpt.convert.peft.lora_targets import resolve_targets
 from jaxgpt.convert.peft.read_adapter import read_adapter
@@ -265,6 +265,42 @@ def test_a_base_without_a_family_is_refused(written: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "model", [replace(LLAMA, n_experts=4), replace(LLAMA, n_experts=4, qk_norm=True)], ids=["mixtral", "qwen3_moe"]
+)
+def test_adapters_of_experts_are_not_exported(tmp_path: Path, model: ModelConfig) -> None:
+    run_folder(tmp_path / "base", model)
+    lora_run(tmp_path / "run", tmp_path / "base", LoraConfig(rank=2, targets="q_proj,down_proj"))
+    done = jaxgpt("export", str(tmp_path / "run"), str(tmp_path / "out"), "--adapter")
+    assert done.code == 2
+    assert "adapters of experts (down_proj) are not converted to PEFT: export the merged model" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_of_attention_in_a_model_with_experts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    run_folder(tmp_path / "base", replace(LLAMA, n_experts=4))
+    adapters = lora_run(tmp_path / "run", tmp_path / "base", LoraConfig(rank=2, targets="q_proj,router"))
+    done = jaxgpt("export", str(tmp_path / "run"), str(tmp_path / "out"), "--adapter")
+    assert done.code == 0, done.err
+    again = read_adapter(tmp_path / "out", Run(tmp_path / "base").config().model)
+    jax.tree.map(np.testing.assert_array_equal, again.adapters, adapters)
+
+
+def test_adapters_of_experts_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """PEFT with transformers 4 writes a pair of tensors for each expert."""
+    base = run_folder(tmp_path / "base", replace(LLAMA, n_experts=4))
+    lora_run(tmp_path / "trained", base, LoraConfig(rank=2, targets="q_proj"))
+    done = jaxgpt("export", str(tmp_path / "trained"), "adapter", "--adapter")
+    assert done.code == 0, done.err
+    tensors = load_file("adapter/adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.block_sparse_moe.experts.0.w1.lora_{}.weight"
+    pair = {name.format("A"): np.zeros((2, LLAMA.n_embd), np.float32), name.format("B"): np.zeros((7, 2), np.float32)}
+    save_file(tensors | pair, "adapter/adapter_model.safetensors")
+    assert_refused(
+        base, f"adapters of experts, such as {name.format('A')}, are not supported: merge the adapter with PEFT"
+    )
+
+
 def assert_refused(base: Path, message: str) -> None:
     """Check that importing the adapter on a base prints one line, and writes no run."""
     result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
@@ -313,9 +349,9 @@ def test_two_adapters_of_one_matrix_are_rejected(written: Path) -> None:
 def test_adapters_of_rewritten_matrices_are_rejected(tmp_path: Path) -> None:
     """ReLU squared is exported as a gated MLP, so its matrix has no counterpart."""
     run_folder(tmp_path / "base", replace(LLAMA, mlp="plain", activation="relu2"))
-    lora_run(tmp_path / "run", tmp_path / "base", LoraConfig(rank=2, targets="up_proj"))
+    lora_run(tmp_path / "trained", tmp_path / "base", LoraConfig(rank=2, targets="up_proj"))
     with pytest.raises(UserError, match=r"the llama model, .* matrices \(gate_proj\): export the merged model"):
-        export_adapter(tmp_path / "run", tmp_path / "adapter")
+        export_adapter(tmp_path / "trained", tmp_path / "adapter")
 
 
 TEMPLATE = "{% for m in messages %}<x>{{ m.content }}{{ eos_token }}{% endfor %}"

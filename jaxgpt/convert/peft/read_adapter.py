@@ -71,9 +71,13 @@ def _find_adapters(weights: Weights, model: ModelConfig) -> list[StoredAdapter]:
     """Return the adapters in the files, in the order of the modules.
 
     Raises:
-        UserError: if no module has an adapter, a matrix has adapters only in some layers, or two tensors adapt one matrix.
+        UserError: if no module has an adapter, an expert has an adapter, a matrix has adapters only in some layers, or two
+            tensors adapt one matrix.
     """
-    modules = modules_if_any(model)
+    of_experts = [name for name in weights.tensors if ".experts." in name]
+    if of_experts:
+        raise UserError(f"{weights.path}: adapters of experts, such as {of_experts[0]}, are not supported: {MERGE}")
+    modules = [module for module in modules_if_any(model) if not module.is_expert]
     found: dict[str, TensorNames] = {}
     for module in modules:
         names = _names_in(weights, module)

@@ -42,6 +42,9 @@ class TargetModule(NamedTuple):
     parents: list[str]  # path of the jaxgpt module with its matrices, `["h_0", "attn"]`
     inputs: int  # number of inputs
     outputs: dict[str, int]  # number of outputs of each matrix, keyed by name, `{"q_proj": 768, ...}`
+    is_expert: (
+        bool  # whether the module belongs to one expert, so that its matrix is a part of a stack `[E, inputs, outputs]`
+    )
     layout_of_b: TensorRow  # layout of PEFT's tensor B; its leaves are the names of the matrices
 
     @property
@@ -84,15 +87,16 @@ def target_modules(model: ModelConfig) -> list[TargetModule]:
     for row in rows:
         first = row.leaves[0]
         name = row.name.removesuffix(".weight")
-        outputs = {_matrix_name(leaf): kernels[leaf][1] for leaf in row.leaves}
+        outputs = {_matrix_name(leaf): kernels[leaf][-1] for leaf in row.leaves}
         # PEFT stores B as [outputs, r] in all families.
         layout = row.layout._replace(output_first=True)
         module = TargetModule(
             name=name,
             bare=name.removeprefix(family.form.prefix),
             parents=first.split("/")[:-2],  # h_0/attn/q_proj/kernel -> h_0/attn
-            inputs=kernels[first][0],
+            inputs=kernels[first][-2],
             outputs=outputs,
+            is_expert=len(kernels[first]) == 3,
             layout_of_b=row._replace(leaves=tuple(outputs), layout=layout),
         )
         modules.append(module)

@@ -17,6 +17,7 @@ from jaxgpt.convert.peft.config import CONFIG, Scale, adapter_config
 from jaxgpt.convert.peft.target_modules import WEIGHTS, MatrixAdapter, TargetModule, target_modules
 from jaxgpt.convert.tensor_layout import to_tensor
 from jaxgpt.convert.write_files import Tensor, write_safetensors
+from jaxgpt.errors import UserError
 
 
 def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> None:
@@ -30,8 +31,18 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str) -> 
         config: settings of the run.
         adapters: adapters of the run, as `load_adapters` returns them.
         base: name or directory of the base; empty: `init_from`.
+
+    Raises:
+        UserError: if no transformers family has the matrices, or matrices of experts have adapters.
     """
     adapted = [module for module in target_modules(config.model) if module.adapters(adapters)]
+    of_experts = sorted({module.target for module in adapted if module.is_expert})
+    if of_experts:
+        raise UserError(
+            f"adapters of experts ({', '.join(of_experts)}) are not converted to PEFT: export the merged model, without "
+            f"--adapter"
+        )
+
     most = max(len(module.adapters(adapters)) for module in adapted)  # maximum number of adapters of one module
     rank = config.lora.rank * most
     tensors: list[Tensor] = []
