@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import aligned, columns
@@ -62,7 +62,17 @@ def _differences(this: Plan, other: Plan, part: str, unit: str) -> list[tuple[st
     """Return the rows of a part of two plans; `unit`: its unit of work, step or rollout."""
     figures = _figures(this.costs[part], this.case.topology, unit)
     other_figures = _figures(other.costs[part], other.case.topology, unit)
-    return _rows(figures, other_figures)
+    rows = []
+    for label in {**figures, **other_figures}:
+        a = figures.get(label, _absent(this.costs[part]))
+        b = other_figures.get(label, _absent(other.costs[part]))
+        rows.append(_row(label, a, b))
+    return rows
+
+
+def _absent(cost: StepCost) -> float | None:
+    """Return the number for a label that a plan lacks, such as a collective; None: unknown, because memory is exhausted."""
+    return None if cost.out_of_memory else 0.0
 
 
 def _figures(cost: StepCost, topology: Topology, unit: str) -> dict[str, float]:
@@ -96,14 +106,12 @@ def _seconds_by_axes(collectives: Sequence[Collective], topology: Topology) -> d
     return sums
 
 
-def _rows(this: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a comparison: label, number of each plan, change; a number that one plan lacks is 0."""
-    rows = []
-    for label in {**this, **other}:
-        a = this.get(label, 0.0)
-        b = other.get(label, 0.0)
+def _row(label: str, a: float | None, b: float | None) -> tuple[str, str, str, str]:
+    """Return a row of a comparison: label, number of each plan, change; an unknown number is empty."""
+    change = ""
+    if a is not None and b is not None:
         change = f"{b - a:+.2f}"
         if a and abs(b - a) > 0.005:
             change += f" ({(b - a) / a:+.0%})"
-        rows.append((label, f"{a:.2f}", f"{b:.2f}", change))
-    return rows
+    numbers = ["" if each is None else f"{each:.2f}" for each in (a, b)]
+    return label, numbers[0], numbers[1], change

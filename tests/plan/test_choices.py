@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from helpers import jaxgpt, small
 
+from jaxgpt.cli.plan_case import Case
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.counts import parameter_count
 from jaxgpt.model.params import abstract_params
 from jaxgpt.parallel.mesh import sizes_of
 from jaxgpt.plan.collectives import Collective, merged
-from jaxgpt.plan.cost import collective_seconds
+from jaxgpt.plan.cost import StepCost, collective_seconds
 from jaxgpt.plan.estimate import estimate, resolve_mesh
 from jaxgpt.plan.fitting import smallest_slice
 from jaxgpt.plan.meshes import meshes
@@ -91,6 +92,20 @@ def test_two_plans_in_columns() -> None:
     assert other == jaxgpt("plan", *FLAGS, "--mesh.fsdp", "4", "--mesh.tensor", "2", "--json").json["train"]
     assert lines["links, ms"][2:4] == [f"{1e3 * each['seconds']['links']:.2f}" for each in (this, other)]
     assert "all-reduce along tensor, ms" in told.out
+
+
+def test_times_of_a_program_that_exhausts_memory_are_empty_in_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its times are unknown, not 0, so there is no difference to them."""
+
+    def parts(case: Case) -> dict[str, StepCost]:
+        cost = estimate(case.config, case.topology, case.work)
+        return {"train": replace(cost, out_of_memory=case.config.mesh.tensor == 2)}
+
+    monkeypatch.setattr("jaxgpt.cli.plan.estimate_parts", parts)
+    told = jaxgpt("plan", *FLAGS, "--against", "--mesh.fsdp 4 --mesh.tensor 2")
+    assert told.code == 1
+    [row] = [line.split() for line in told.out.splitlines() if line.startswith("compute, ms")]
+    assert len(row) == 3  # label in two words, and the time of this plan
 
 
 def test_another_topology_to_compare() -> None:
