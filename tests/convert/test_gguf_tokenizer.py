@@ -195,6 +195,11 @@ REJECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "odd kind": (SPM, {"model": [1]}, r"model \[1\] is not supported"),
     "words": (BPE, {"pre": "odd"}, "pre 'odd' is not supported: expected one of gpt-2, .*--tokenizer"),
     "no words": (BPE | {"general.architecture": "llama"}, {"pre": None}, "pre 'default' is not supported"),
+    "bytes that are no character": (
+        BPE,
+        {"model": "rwkv", "tokens": ["a", "b", "\\xff"], "token_type": [1, 1, 1], "scores": []},
+        "model 'rwkv' is supported only for characters and bytes",
+    ),
     "no tokens": (BPE, {"tokens": []}, "no tokens in tokenizer.ggml.tokens"),
     "a token twice": (BPE, {"tokens": [*BPE_TOKENS[:-1], "a"]}, "duplicate token 'a'"),
     "types": (SPM, {"token_type": [1, 2]}, "token_type has 2 values for 288 tokens"),

@@ -91,6 +91,7 @@ SHAPES: dict[str, tuple[Any, list[Message]]] = {
     "a mask": ({"messages": [USER | {"loss_mask": 0}, ANSWER | {"loss_mask": 1}]}, TALK),
     "a mask of 0": ({"messages": [USER, ANSWER | {"loss_mask": 0}]}, [USER, ANSWER | {"weight": 0}]),
     "a loss of 0": ({"messages": [USER, ANSWER | {"loss": 0}]}, [USER, ANSWER | {"weight": 0}]),
+    "a loss of 0 in a table of floats": ({"messages": [USER, ANSWER | {"loss": 0.0}]}, [USER, ANSWER | {"weight": 0}]),
     "an answer with a loss": ({"messages": [USER | {"loss": False}, ANSWER | {"loss": True}]}, TALK),
     "a measured loss": ({"messages": [USER, ANSWER | {"loss": 0.7}]}, TALK),
     "parts of an answer that is not a target": (

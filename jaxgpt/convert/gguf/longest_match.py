@@ -33,10 +33,14 @@ def read_longest_match(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if texts == BYTES:
         return ByteTokenizer()
 
-    characters = [text.decode("utf-8", "replace") for text in texts]
+    other = UserError(f"{where}: {GGML}model 'rwkv' is supported only for characters and bytes; {OTHER}")
+    try:
+        characters = [text.decode() for text in texts]
+    except UnicodeDecodeError:
+        raise other from None
     tokenizer = CharTokenizer(characters)
     if tokenizer.words != characters or any(len(character) != 1 for character in characters):
-        raise UserError(f"{where}: {GGML}model 'rwkv' is supported only for characters and bytes; {OTHER}")
+        raise other
     return tokenizer
 
 

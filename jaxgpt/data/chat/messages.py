@@ -197,7 +197,8 @@ def _is_target(answer: Mapping[str, Any], where: str) -> bool:
         UserError: if its fields for the loss are invalid, contradict each other, or select only a part of the message.
     """
     marks = {name: answer[name] for name in LOSS_FIELDS if answer.get(name) is not None}
-    if isinstance(marks.get("loss"), float):  # a measured loss
+    loss = marks.get("loss")
+    if isinstance(loss, float) and loss not in (0, 1):  # a measured loss; tables may store the marks 0 and 1 as floats
         del marks["loss"]
     for name, value in marks.items():
         if value not in (0, 1):  # includes booleans
