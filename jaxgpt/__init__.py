@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# XLA's CPU backend needs this flag for correct results. The import changes nothing else in the process.
+# XLA's CPU backend in some versions of jaxlib needs this flag for correct results. The import changes nothing else in the
+# process.
 set_safe_flag()
 
 # These names are imported on first access, so that `import jaxgpt` is fast and initializes no device.

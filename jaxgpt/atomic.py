@@ -97,8 +97,8 @@ def check_writable(path: Path) -> None:
 def check_renames(directory: Path, shown: Path) -> None:
     """Check that `directory` supports renaming a directory with files, which completes each checkpoint or model.
 
-    Raises `UserError`, with the path `shown`, on a mounted bucket without support for such renames. A killed process leaves
-    directories with names that end in .partial.
+    Raises `UserError`, with the path `shown`, on a mounted bucket without support for such renames. A killed process may
+    leave directories with names that end in .partial.
     """
     probe = directory / "probe.partial"
     renamed = directory / "renamed.partial"

@@ -27,6 +27,8 @@ class MiscompiledReductions(RuntimeWarning):
 def set_safe_flag() -> None:
     """If jaxlib miscompiles, add `SAFE_FLAG` to XLA_FLAGS; warn if the flag is missing and cannot be added.
 
+    No warning is given if JAX has started with a backend other than the CPU.
+
     `import jaxgpt` calls this function, and changes nothing else in the process.
     """
     if add_flag(SAFE_FLAG):
@@ -70,7 +72,7 @@ def add_flag(flag: str) -> bool:
 
 
 def flags_file() -> Path | None:
-    """Return the file with XLA's flags; None: XLA_FLAGS holds the flags."""
+    """Return the file with XLA's flags; None: XLA_FLAGS is not set, or holds the flags itself."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     return Path(flags) if flags and not flags.startswith("-") else None
 

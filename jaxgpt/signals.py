@@ -31,7 +31,7 @@ class Stop:
     """Whether a stop was requested.
 
     Attributes:
-        requested: set by the main thread, between two steps of native code.
+        requested: whether the main thread has handled a signal; it cannot handle signals inside native code.
         arrived: monotonic time of the first signal, or None; set even if the main thread is stuck in native code.
         repeated: whether a further signal came more than `TWICE` seconds after the first.
     """

@@ -30,7 +30,7 @@ NEW = 128  # maximum number of new tokens; fewer in a short context
 def measure_decoding(program: Program, bandwidth: float) -> DecodeResults:
     """Measure greedy decoding of one sequence on one device, with weights stored as in `jaxgpt sample`.
 
-    The limit is memory bandwidth: each token reads every weight matrix once.
+    The limit is memory bandwidth: each token reads every weight matrix once, except the matrices of unused experts.
 
     Args:
         program: program of the run, for its model, compute dtype and devices.

@@ -44,7 +44,7 @@ class DecodeResults(TypedDict):
     first_token_seconds: float
     token_seconds: float  # time of each further token
     tokens_per_second: float
-    weight_bytes: int  # bytes of the weight matrices, which each token reads
+    weight_bytes: int  # bytes of the weight matrices that each token reads
     of_limit: float  # share of the speed that the memory bandwidth allows
 
 
@@ -59,7 +59,7 @@ class BenchResults(TypedDict):
     start_seconds: StartSeconds
     step: StepResults
     where: dict[str, float]  # share of device time of each kind of work
-    input_seconds: float  # time to prepare a batch, per step
+    input_seconds: float  # time to prepare a batch and put it on the devices, per step
     limits: PeakRates
     flops_per_token: int
     decode: NotRequired[DecodeResults]

@@ -53,7 +53,7 @@ def seed_groups(runs: Mapping[str, RecordedRun]) -> list[SeedGroup]:
 
     Raises:
         UserError: if a run has no validation loss or has not finished, if its objective or evaluation differs from the
-            first run, or if its record of the validation windows is damaged.
+            first run, if its record of the validation windows is damaged, or if two runs have equal settings and seeds.
     """
     from jaxgpt.study.seeds import FinishedRun, final_evaluation, group_runs
     from jaxgpt.trainer.windows import read_windows

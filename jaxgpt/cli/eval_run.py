@@ -48,7 +48,10 @@ class DataOptions(NamedTuple):
     on_error: Literal["fail", "skip"] | None
 
     def applied_to(self, config: Config) -> Config:
-        """Return the settings of a run with these options; for a distilled model and on text, the objective is next-token."""
+        """Return the settings of a run with these options.
+
+        The objective is next-token for a distilled model, and on a `path` without the data of the run's objective.
+        """
         config = with_path(config, self.path)
         if self._needs_next_token(config):
             config = replace(config, post=PostConfig())
@@ -172,7 +175,7 @@ def _evaluated_part(data: Data, path: str, config: Config) -> str:
 
 
 def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> RewardResult:
-    """Compute the reward of the most probable answers to prompts; `named` are the rewards on the command line."""
+    """Compute the reward of greedily decoded answers to prompts; `named` are the rewards on the command line."""
     evaluator = HeldOutReward(named_reward(lm.config.post, named, note))
     program = build_program(_on_this_machine(lm.config))
     return _finished(evaluator(program, program.put_params(lm.params), Watch(data=data, progress=activity)))

@@ -1,7 +1,7 @@
 """Exits of the processes of `jaxgpt launch`: which failure to report, with which lines, and the exit code of the launcher.
 
 A process that exits with a nonzero code has printed the reason and, if there is a checkpoint, the command that resumes the
-run. A process that a signal kills prints nothing about its end. XLA then aborts the processes that wait for the process.
+run. A process that a signal kills prints nothing about its end. XLA then aborts the processes that wait for the killed process.
 """
 
 from __future__ import annotations

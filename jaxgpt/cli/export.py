@@ -104,7 +104,7 @@ def export(
 
 
 class ExportOptions(NamedTuple):
-    """The options of an export that depend on each other, with the same names as in `export`.
+    """The options of an export that depend on each other; the fields that are not listed here are named as in `export`.
 
     Attributes:
         is_adapter: whether to write only the adapters.

@@ -17,7 +17,7 @@ from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.mesh_part import one_copy
 from jaxgpt.trainer.program import Program
 
-QUOTES = set("'\"`\\$!")  # characters that make a word hard to read in a command; skipped if possible
+QUOTES = set("'\"`\\$!")  # words with these characters, hard to read in a command, are skipped if possible
 LINE = 256  # maximum number of tokens decoded to find a line for the default prompt
 WORDS = 4  # maximum number of words of the default prompt
 LETTERS = 40  # maximum number of characters of the default prompt

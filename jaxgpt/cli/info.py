@@ -144,7 +144,7 @@ def _checkpoint_lines(run: RunState, has_rewards: bool) -> Sequence[str]:
 
 
 def _value(ranking: float, ranked_by: str, has_rewards: bool) -> str:
-    """Format the value that ranks a checkpoint; arguments as in `SavedStep`. With rewards, it is the negative reward."""
+    """Format the value that ranks a checkpoint; arguments as in `SavedStep`. With rewards, `ranking` is a negative reward."""
     if ranked_by:
         return f"{ranked_by} {ranking:.4f}"
     return f"reward {-ranking:.4f}" if has_rewards else f"loss {ranking:.4f}"

@@ -84,7 +84,7 @@ class Advice(NamedTuple):
 
     Attributes:
         hints: options that need less memory.
-        larger: a line about the smallest slice that fits; "" if a hint fits.
+        larger: a line about the smallest slice that fits, or that no slice fits; "": the run or a hint fits.
     """
 
     hints: Sequence[Suggestion] = ()

@@ -66,7 +66,7 @@ def plan_json(plan: Plan, why_not: str, advice: Advice) -> dict[str, Any]:
         "devices": topology.n_devices,
         "suggestions": [{"flags": flags, "total": total} for flags, total in advice.hints],
         "larger": advice.larger,
-        # "train" repeats the estimate of a step that is not compiled.
+        # `plan.to_json` has the compiled step as "train"; if the step is not compiled, "train" equals "estimate".
         "estimate": plan.estimates["train"].to_json(topology.chip),
         **plan.to_json(),
     }

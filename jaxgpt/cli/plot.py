@@ -81,7 +81,7 @@ def plot(
 def print_seed_groups(runs: Mapping[str, RecordedRun]) -> None:
     """Print the comparison of `jaxgpt compare`, or a note with the reason for no comparison.
 
-    Prints nothing if no runs differ only in their seed, or if no run has a validation loss, such as runs with rewards.
+    Prints nothing if no runs differ only in their seed, or if no run has a validation loss, as with rewards.
     """
     from jaxgpt.cli.compare import describe, seed_groups
     from jaxgpt.study.seeds import has_seeds

@@ -32,7 +32,7 @@ def resumed_config(options: TrainOptions) -> Config:
 
 
 def _check_resume(options: TrainOptions, old: Config) -> None:
-    """Raise `UserError` if options change what a resumed run keeps: its preset, initial weights, optimizer and adapters."""
+    """Raise `UserError` if options change how a resumed run started (preset, weights, optimizer state), or add adapters."""
     from jaxgpt.checkpoint.paths import parse_checkpoint
 
     path = options.directory
@@ -56,7 +56,9 @@ def _check_resume(options: TrainOptions, old: Config) -> None:
 
 
 def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[str]:
-    """Return the names of the settings of a file that a resumed run ignores, because the run has different values.
+    """Return the names of the settings of a file that differ from a resumed run, which ignores the file's values.
+
+    Settings that the data and the initial weights determine are omitted.
 
     Args:
         file: settings of the file.

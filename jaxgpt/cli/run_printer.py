@@ -183,7 +183,10 @@ class RunPrinter(Listener):
         self._console.write(f"\n--- a sample, after {prompt.text!r} ---\n{text}\n{end}\n")
 
     def _draw(self) -> None:
-        """Draw loss.png in process 0, if a step was taken; print a note if drawing fails."""
+        """Draw loss.png in process 0, if a step was taken; print a note if drawing fails.
+
+        Missing losses and damaged baselines have no note.
+        """
         # Without steps, the directory may hold an old run, restored after an error.
         if not (is_leader() and self.has_steps):
             return

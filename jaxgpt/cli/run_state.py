@@ -24,7 +24,7 @@ class RunProgress(NamedTuple):
 
     step: int  # steps taken
     steps: int  # steps of the complete run; 0: the run was imported or saved from Python
-    ended: str  # finished, stopped or failed; "": killed, or still training
+    ended: str  # finished, stopped or failed; "": killed, still training, or never trained
     tokens: int  # tokens trained on
     seconds: float  # time spent training
 
@@ -55,7 +55,7 @@ class RunState(NamedTuple):
     Attributes:
         preset: name of the preset.
         init_from: checkpoint of the initial weights; "": random weights.
-        data: the words of `data.path` or `data.mix` (PATH=WEIGHT, @TOKENS), or the name of a built-in text.
+        data: `data.path`, the words of `data.mix` (PATH=WEIGHT, @TOKENS), or both; otherwise `data.dataset`.
         trained: steps, tokens and time of the training so far.
         checkpoints: the checkpoints, in the order of their steps.
         fewer_windows: number of windows of the checkpoints' losses, if a different evaluation, such as the last, used more;
@@ -64,7 +64,7 @@ class RunState(NamedTuple):
         best: step of the best checkpoint; None: no checkpoint, or some are damaged.
         changed: settings that differ from the preset.
         tasks: results of tasks.
-        starts: lines of metrics.jsonl about each process that trained the run.
+        starts: lines of metrics.jsonl that record a start of the run, one for each start and each resume.
     """
 
     preset: str
@@ -120,7 +120,7 @@ def read_state(run: Run, config: Config) -> RunState:
 
 
 def _data(config: Config) -> str:
-    """Return `data.path` and the words of `data.mix`, or the name of a built-in text."""
+    """Return `data.path` and the words of `data.mix`; if both are empty, return `data.dataset`, which may be `none`."""
     paths = [path for path in (config.data.path, *config.data.mix) if path]
     return " ".join(paths) or config.data.dataset
 

@@ -40,7 +40,7 @@ def named_config(target: str) -> Config:
 
 
 def given_model(target: str) -> str:
-    """Return the name of the subclass of GPT that a run was trained with, or "" for other targets."""
+    """Return the name of the subclass of GPT that a run was trained with; "" for GPT itself, and for other targets."""
     if target in ("", *PRESETS) or not Path(target).is_dir():
         return ""
     from jaxgpt.checkpoint.index import model_of
@@ -96,7 +96,7 @@ def origin(config: Config) -> str:
 
 
 def with_vocab(config: Config) -> Config:
-    """Set the vocabulary size of a config from its data, unless the size is set."""
+    """Set the vocabulary size of a config to the size of its tokenizer's vocabulary, unless the size is set."""
     from jaxgpt.data.run_tokenizer import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))

@@ -60,7 +60,7 @@ class TrainOptions(NamedTuple):
         return rewards
 
     def check(self) -> None:
-        """Raise `UserError` if options contradict each other."""
+        """Raise `UserError` if options contradict each other, or need an option that is missing."""
         source = self.source
         out = self.out
         if self.resume and self.overwrite:
@@ -149,7 +149,7 @@ def _fresh_config(base: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def has_preset_prompt(config: Config) -> bool:
-    """Return whether the prompt of the final sample comes from the preset, and may not suit a different text."""
+    """Return whether the prompt of the final sample is the prompt of the preset, which may not suit a different text."""
     preset = PRESETS.get(config.preset)
     return preset is not None and preset.config.train.prompt == config.train.prompt
 
@@ -171,7 +171,7 @@ def _distilled_config(base: Config, teacher: str, settings: Mapping[str, Any]) -
 
 
 def _repeated_config(options: TrainOptions) -> Config:
-    """Return the settings of a run that repeats the target, from its initial weights or `init_from`."""
+    """Return the settings of a run that repeats the target, with the initial weights of `_initial_weights`."""
     from jaxgpt.checkpoint.run import Run
 
     base = options.base

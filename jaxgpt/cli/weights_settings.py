@@ -54,8 +54,9 @@ def with_weights(
         inherited: names of settings of `data` that come from the run of the weights.
 
     Raises:
-        UserError: if `init_from` does not exist, a setting is invalid or changes the tokenizer or a model setting that the
-            weights determine, or the optimizer state does not match the settings.
+        UserError: if `init_from` does not exist; if a setting is invalid, or changes the tokenizer, a model setting that the
+            weights determine or, with adapters, the positions; or if `keep_optimizer` is set, and the optimizer state or the
+            base of its adapters is missing, or the state does not match the settings.
     """
     from jaxgpt.checkpoint.index import weights_at
     from jaxgpt.checkpoint.paths import parse_checkpoint
@@ -110,7 +111,10 @@ def _check_model(derived: Config, config: Config, free: Collection[str]) -> None
 
 
 def _check_positions(base: ModelConfig, model: ModelConfig) -> None:
-    """Raise `UserError` if adapters have different positions than their base: loaded adapters use the positions of the base."""
+    """Raise `UserError` if settings of `OF_POSITIONS` differ between the base of new adapters and the adapted model.
+
+    An exported adapter has no such settings: PEFT would compute it with the settings of the base.
+    """
     for name in OF_POSITIONS:
         was = getattr(base, name)
         if getattr(model, name) != was:

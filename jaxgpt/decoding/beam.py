@@ -213,7 +213,7 @@ class BeamSearch:
 
         A row stops if its best running sequence is not expected to beat its worst finished sequence. The expected score is
         computed at the current length, or with "never" at the length with the highest score: the limit if the penalty is
-        positive. With `early_stopping`, a row stops once W sequences are finished.
+        positive. If `early_stopping` is True, a row stops once W sequences are finished.
         """
         longest = self.beams.early_stopping == "never" and self.beams.length_penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full(running_B.shape, state.made + 1)

@@ -26,7 +26,7 @@ SIMPLE_VALUE = b"\x15"
 
 
 def _crc_table() -> list[int]:
-    """Return the CRC-32C of each byte (polynomial of Castagnoli, reversed: 0x82F63B78)."""
+    """Return the table of CRC-32C: the remainder of each byte (polynomial of Castagnoli, reversed: 0x82F63B78)."""
     table = []
     for value in range(256):
         for _ in range(8):

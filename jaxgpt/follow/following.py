@@ -106,7 +106,7 @@ class _Follower:
         self.position = Position.read(directory) or self._start()
 
     def _start(self) -> Position:
-        """Record and return the position of a run that was never sent."""
+        """Record and return the position of a run that was never sent to this tracker."""
         name = self.path.resolve().name
         position = Position(f"{name}-{secrets.token_hex(4)}")
         position.write(self.directory)
@@ -177,7 +177,11 @@ class _Follower:
         return self.position.order if stored is None else stored
 
     def _close(self, status: str) -> str:
-        """Close the page, unless an earlier follower has closed it with this status; return the place (`Followed`)."""
+        """Close the page, and return its place (`Followed`), or "" without a page to close.
+
+        If this follower has opened no page, the page of an earlier follower is opened and closed, unless it was closed with
+        this status, or the run was replaced.
+        """
         if not self.is_open:
             was_sent = self.position.order >= 0
             if status == REPLACED or not was_sent or self.position.ended == status:

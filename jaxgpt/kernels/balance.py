@@ -53,8 +53,8 @@ def halos_of(config: Config) -> Halos:
 def in_balanced_order(config: Config, ops: Ops) -> tuple[Ops, np.ndarray | None]:
     """Return operations and a permutation of a window's tokens that give all devices of `mesh.context` equal work.
 
-    Only operations that read positions, or are made for this order, allow a different order. With a halo, consecutive tokens
-    already give the devices equal work.
+    Only operations that read positions, or are made for this order, allow a different order. With halos in all layers,
+    consecutive tokens already give the devices equal work.
 
     Returns:
         Operations for tokens in this order, and the order, `[T]`; None: unchanged.

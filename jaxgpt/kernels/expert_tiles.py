@@ -125,8 +125,8 @@ def _rank(expert_X: Array, size_E: Array) -> Array:
     return jnp.zeros_like(order_X).at[order_X].set(rank_in_order_X)
 
 
-# JAX's derivatives of the next two functions would add each row to an array of zeros. A row has at most one pair, and a pair at
-# most one row, so their derivatives read rows too: `pair_M` and `row_X` are inverse to each other.
+# JAX's derivatives of the next two functions would add each row to an array of zeros. The custom derivatives read rows, like
+# the functions themselves: a row has at most one pair, and a pair at most one row, so `pair_M` and `row_X` invert each other.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -34,8 +34,8 @@ from jaxgpt.kernels.ring import Ring, ring_backward, ring_forward
 from jaxgpt.ops import Array, AttendFn
 from jaxgpt.ops.attention import Edit, Visible, attend
 
-# The exchanges of keys: a device receives all keys at a time (`receive`, `send_back`), or in a ring, the keys of one device at
-# a time.
+# The exchanges of keys: a device receives all keys that it needs at once (`receive`, `send_back`) or, in a ring, the keys of
+# one device at a time.
 Exchange = Gathered | Halo | Ring
 
 

@@ -79,7 +79,7 @@ class ShardedSplash:
 
     def _halo(self, division: Division, window: int, T: int) -> Halo | None:
         """Return the halo of a device; None: it needs the keys of whole rows."""
-        # Chunks of the order are chunks of a device if the same number of devices has the row.
+        # A device has whole chunks of the order if the order is for the number of devices that divide a row.
         if self.balanced not in (1, division.devices):
             return None
         chunks = 1 if self.balanced == 1 else 2
@@ -147,7 +147,7 @@ def _on_devices(
 def _within_halo(halo: Halo, window: int, tile: int, inputs: AttentionInputs) -> Array:
     """Compute attention within a window on one device, to the keys of the halo and of this device."""
     rows = len(inputs.q_BTNH)
-    # The keys before the first token of a row have the document id `NO_TOKEN`, like padding.
+    # The document id `NO_TOKEN` hides the keys before the first token of a row, so rows of one document need ids, too.
     if inputs.row_place.document_BT is None:
         inputs = inputs._replace(place=_one_document(inputs.place), row_place=_one_document(inputs.row_place))
 

@@ -199,7 +199,7 @@ def _in_parts(
     own_keys = keys.reshape(n, -1)[chosen].reshape(-1)
 
     def own_texts() -> list[Any]:
-        # As plain lists, because processes exchange JSON; the records are made again below.
+        # Return plain lists, because processes exchange JSON; the records are made again below.
         texts = generate_on(part.lm, own_prompts, own_keys)
         return [part.index, [tuple(text) for text in texts]]
 

@@ -49,7 +49,10 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
 
 
 def _adapters_below(key: jax.Array, params: Any, path: str, rank: int, targets: Sequence[str]) -> dict[str, Any]:
-    """Initialize the adapters of the targets in the weights below a path, "" or "h_0/"; modules without targets are omitted."""
+    """Initialize the adapters of the targets in the weights below a path, such as "h_0/"; "": in all weights.
+
+    Modules without targets are omitted.
+    """
     modules = {name: child for name, child in params.items() if isinstance(child, dict)}
     found = {}
     for name, module in modules.items():

@@ -56,7 +56,7 @@ def route(
     scale: float = 1.0,
     bias_E: jax.Array | None = None,
 ) -> Routing:
-    """Choose the `active` experts with the highest scores, plus bias, and compute their shares.
+    """Choose the `active` experts with the highest scores, or sums of score and bias, and compute their shares.
 
     With `normalize`, the shares of a token add up to `scale`; for `softmax`, they are `scale` times the softmax over
     the chosen experts. Among equal scores, the first experts are chosen.

@@ -195,7 +195,7 @@ def padded(s: Subject) -> float:
 
 
 def _with_experts(s: Subject) -> ModelConfig:
-    """Return the architecture, if it has experts."""
+    """Return the architecture; raise `NotApplicable` if it has no experts."""
     if not s.config.model.n_experts:
         raise NotApplicable("model.n_experts is 0: the model has no experts")
     return s.config.model

@@ -142,7 +142,7 @@ def fused_reductions(s: Subject) -> float:
 
 
 def saved(s: Subject) -> float:
-    """Save a checkpoint, read it back and compare the weights."""
+    """Save the model as a run, load the run, and compare the weights."""
     return distance(load(s.saved).params, s.params)
 
 
