@@ -23,7 +23,7 @@ OF_EXPERTS = ("experts_per_token", "shared_experts", "router", "router_normalize
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Convert a config to its canonical form: explicit sizes, a float32 epsilon, unique settings of windows, RoPE and biases.
+    """Convert a config to its canonical form: explicit sizes, a float32 epsilon, one form of windows, RoPE and biases.
 
     Settings that have no effect get their defaults, because a family may lack them.
     """
@@ -59,7 +59,7 @@ def _canonical_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def _canonical_windows(config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of sliding windows: the shortest pattern, `rope_local_theta` 0 if all layers have the same RoPE."""
+    """Return the canonical sliding windows: the shortest pattern, and `rope_local_theta` 0 if all layers have the same RoPE."""
     pattern = period(window_letters(config))
     if "L" not in pattern:
         return {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}

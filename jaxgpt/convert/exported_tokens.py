@@ -33,7 +33,7 @@ def _generation_entries(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
         # As in transformers, this flag marks a file that is derived from config.json.
         stored["_from_model_config"] = True
 
-    eos = tokenizer.eos_id  # the first id in `stored` that ends a text, if any
+    eos = tokenizer.eos_id  # the first end id in `stored`; without it, the usual end-of-text id
     bos = next(iter(tokenizer.bos_ids), eos)  # generation from an empty prompt begins with this id
     entries: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": eos} | stored
 

@@ -110,7 +110,7 @@ def _find(path: Path) -> list[Path]:
     """Return the safetensors files of a model: one file, or the shards in its directory.
 
     As in transformers, model.safetensors is the model; otherwise, the files of an index are its shards. Without both, the
-    shards are all files in the directory, except copies.
+    shards are all safetensors files in the directory, except copies.
     """
     if path.is_file():
         _check_no_pickle(path)

@@ -52,7 +52,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     check_new_run(target)
     stored = open_model(source, accept)
     model = stored.config
-    leaves = read_leaves(stored)  # before the tokenizer: a wrong vocabulary size may not fit in memory
+    leaves = read_leaves(stored)  # checks the shapes first: a tokenizer of a wrong size may not fit in memory
 
     # Added tokens without a row in the embedding are removed.
     complete = imported_tokenizer(source, stored, tokenizer)

@@ -53,9 +53,9 @@ def check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Co
 
 
 def token_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json with the ids of special tokens of the text model, if the model is multimodal.
+    """Return the content of a config.json, from which the ids of special tokens are read.
 
-    As in transformers, the text model provides ids that the outer model lacks.
+    In a multimodal model, the text model provides ids that the outer model lacks, as in transformers.
     """
     if values.get("model_type") not in WRAPPERS:
         return values

@@ -87,7 +87,7 @@ def skipped_tensors(model: StoredModel) -> int:
 def _names_in_files(weights: Weights, form: Format) -> dict[str, str]:
     """Map bare names, without `form.prefix`, to the names in the files; omit the other models of a multimodal model.
 
-    Files of the same model have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
+    Files of the same model may have different prefixes: `transformer.h.0`, `h.0` (a bare model), `_orig_mod.transformer.h.0`
     (compiled), `language_model.model.layers.0` (in a multimodal model). The name of the token embedding shows the prefix.
     """
     embedding = form.tied.removeprefix(form.prefix)
@@ -111,7 +111,8 @@ def _names_in_files(weights: Weights, form: Format) -> dict[str, str]:
 def read_leaves(model: StoredModel) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator of the path and values of each of a model's weights, contiguous float32.
 
-    One tensor is read at a time. Raises `UserError` before the iteration, like `checked_names`.
+    The errors of `checked_names` are raised before the iteration. One tensor is read at a time; raises `UserError` if it
+    contains non-finite numbers.
     """
     return _iterate_leaves(model, checked_names(model))
 

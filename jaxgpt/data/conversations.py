@@ -31,7 +31,8 @@ Sequences = list[Conversation]  # the sequences of a conversation, usually one
 def load_conversations(config: Config, tokenizer: Tokenizer, progress: Progress = NO_PROGRESS) -> Loaded[Packed]:
     """Read, encode, split and pack the conversations of `data.path`.
 
-    Sequences are truncated to T + 1 ids; conversations without targets among these ids are dropped.
+    Sequences are truncated to T + 1 ids; sequences without targets among these ids are dropped, and so are conversations
+    without remaining sequences.
 
     Raises:
         UserError: if a file cannot be read or a record is not a conversation (unless `data.on_error` is skip), or no

@@ -63,7 +63,8 @@ def _wider_type(values: np.ndarray) -> str:
 def _are_ids(numbers: np.ndarray) -> bool:
     """Return whether numbers of a wider type `[blocks, n]` are ids, not 16-bit ids at regular places among zeros.
 
-    For example, the 16-bit ids 5, 0, 5, 0 are also the 32-bit numbers 5, 5, and 5, 0, 0, 0, 5, 0, 0, 0 are also 5, 0, 5, 0.
+    For example, the 16-bit ids [5, 0, 5, 0] have the same bytes as the 32-bit numbers [5, 5], and the 16-bit ids
+    [5, 0, 0, 0, 5, 0, 0, 0] as [5, 0, 5, 0].
     """
     block, index = np.nonzero(numbers)
     if len(index) < MIN_NONZERO:

@@ -1,4 +1,4 @@
-"""Pack documents and conversations into windows; only longer documents are split."""
+"""Pack documents and conversations into windows; only documents longer than a window are split."""
 
 from __future__ import annotations
 

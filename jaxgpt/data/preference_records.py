@@ -75,7 +75,7 @@ def read_preference(record: Any) -> PreferenceRecord:
     the prompt. Answers that are complete conversations may repeat the prompt (`separate`).
 
     Raises:
-        UserError: if the record has an unknown shape or an empty answer, or both answers are equal.
+        UserError: if the record has an unknown shape, an invalid field or an empty answer, or both answers are equal.
     """
     if not isinstance(record, dict):
         raise UserError(f"a preference pair must be an object, not {short_repr(record)}: write {EXAMPLE}")

@@ -41,7 +41,8 @@ class PromptRecord(NamedTuple):
 def read_prompt(record: Any) -> PromptRecord:
     """Read the prompt of a record: a text, or a list of messages that ends before an answer.
 
-    As in conversations, `system`, `tools` and `history` belong to the prompt, and so does the `input` of an instruction.
+    As in conversations, the system message, the tools, and the `input` or `context` of an instruction belong to the prompt,
+    and so does `history`, except next to a field of `LIST_FIELDS`.
 
     Raises:
         UserError: if the record has no prompt or an invalid one, the messages end with an answer, or the prompt needs an image,

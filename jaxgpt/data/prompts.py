@@ -176,7 +176,7 @@ def expected_answer(record: Mapping[str, Any], reward: str, field: str) -> str:
 
 
 def check_fits(ids: Sequence[int], config: Config) -> None:
-    """Raise `UserError` if a window has no room for a prompt and an answer of `post.max_new_tokens`."""
+    """Raise `UserError` if a window has no room for a prompt and an answer of `post.max_new_tokens` tokens."""
     needed = len(ids) + config.post.max_new_tokens
     fix = "raise --data.window, " if config.window < config.model.block_size else ""
     if needed > config.window + 1:

@@ -107,7 +107,7 @@ def _read_directory(path: Path) -> Text:
     listing = list_files(path)
     parts = read_text_files(path, listing.files)
 
-    # What is not part of the text.
+    # Describe the files that are not part of the text.
     skipped_files = [file for file in listing.files if str(file.relative_to(path)) not in parts]
     size = sum(len(part) for part in parts.values())
     skipped = _describe_skipped(skipped_files, size)

@@ -44,7 +44,7 @@ class Split(Protocol):
         ...
 
     def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray:
-        """Return the starts of the windows of an evaluation, `stride` apart."""
+        """Return the starts of the windows of an evaluation: `stride` apart or, if `indexed`, all windows."""
         ...
 
     def windows(self, starts_B: np.ndarray, block_size: int) -> Any:

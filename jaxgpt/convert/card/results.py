@@ -89,7 +89,7 @@ def _post_results(metrics: Metrics, info: Info, config: Config) -> str:
 def _held_out(info: Info, config: Config) -> bool:
     """Return whether a run was evaluated on held-out data."""
     has_validation_files = any(boundary is not None for boundary in info.about.get("boundaries", {}).values())
-    # Earlier checkpoints do not record whether data were held out.
+    # Checkpoints of older versions of jaxgpt do not record whether data were held out.
     return bool(info.about.get("held_out", has_validation_files or config.data.train_fraction < 1))
 
 

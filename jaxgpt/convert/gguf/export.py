@@ -39,7 +39,7 @@ def export_gguf(run: str | Path, target: Path, kind: str = "f32", checkpoint: st
     Raises:
         UserError: if the run or checkpoint does not exist, `target` exists, the gguf package is missing, a matrix cannot be
             written as `kind`, or llama.cpp has no equivalent of a setting or of the tokenizer.
-        RuntimeError: if the exported model computes different logits, although the types and the activation are unchanged.
+        RuntimeError: if the exported model computes different logits, although `kind` is f32 and the activation is unchanged.
     """
     kind = kind.lower()  # llama.cpp's spelling is Q8_0
     check_type(kind)

@@ -13,7 +13,7 @@ from jaxgpt.data.tokenizers.special import SpecialTokens
 from jaxgpt.errors import UserError, short_repr
 
 TEMPLATE = "tokenizer.chat_template"  # key of the default template; with the suffix .NAME: of a named template
-TEMPLATES = "tokenizer.chat_templates"  # names of templates
+TEMPLATES = "tokenizer.chat_templates"  # key of the list of the names of templates, without the default
 # Keys of the ids of special tokens in the metadata.
 BOS = f"{GGML}bos_token_id"
 EOS = f"{GGML}eos_token_id"

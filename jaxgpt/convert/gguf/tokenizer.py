@@ -24,7 +24,7 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         where: path of the file, for errors.
 
     Raises:
-        UserError: if the kind of tokenizer or pre-tokenizer is not supported, or the tokens are malformed.
+        UserError: if the kind of tokenizer or pre-tokenizer is not supported, or the metadata of the tokenizer is malformed.
     """
     kind = metadata.get(f"{GGML}model")
     if kind not in ("gpt2", "llama", "rwkv"):

@@ -46,7 +46,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Imported:
     lora, adapters = read_adapter(source, model)
     tokenizer, note = adapter_tokenizer(source, base.run.tokenizer(), model.vocab_size)
 
-    # Conversations have the same format as in the base.
+    # The run inherits the settings of conversations from the base.
     config = imported_config(target, model, init_from=where, lora=lora)
     of_chats = {name: getattr(base.config.data, name) for name in OF_CHATS}
     config = replace(config, data=replace(config.data, **of_chats))

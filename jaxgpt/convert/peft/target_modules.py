@@ -1,4 +1,4 @@
-"""transformers modules that PEFT can adapt, with the matrices and adapters of a model in them.
+"""Map the matrices and adapters of a jaxgpt model to the transformers modules that PEFT can adapt.
 
 PEFT names an adapter after the transformers module that it changes, so the model family's table of tensors also maps adapters.
 `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused `c_attn`

@@ -16,7 +16,7 @@ ARGUMENTS = ("parameters", "args", "input", "kwargs")
 
 
 def read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": ...}}`, with ids if given.
+    """Convert calls to `{"type": "function", "function": {"name": ..., "arguments": ...}}`, with any other fields.
 
     Args:
         calls: a call, a list of calls, or their JSON; a call may also be the function alone.

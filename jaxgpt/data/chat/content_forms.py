@@ -27,7 +27,10 @@ class ContentForms:
         self._render = render
 
     def readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with its content in the form that the template reads; a list with other parts is unchanged."""
+        """Return a message with its content in the form that the template reads.
+
+        A list with parts other than texts is unchanged.
+        """
         content = message.get("content")
         if isinstance(content, str) and not self._reads_text and self._reads_parts:
             return message | {"content": [{"type": "text", "text": content}]}

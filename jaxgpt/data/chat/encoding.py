@@ -119,10 +119,10 @@ class ChatFormat:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        """Special tokens, and further tokens that the template places around a user's message or after an answer.
+        """Special tokens, and further tokens that the template may write.
 
-        Further tokens are added tokens in these texts, tokens in variables such as `eos_token`, and a word of a tokenizer of
-        words that is the complete text after an answer.
+        Further tokens are added tokens in the text around a user's message or after an answer, tokens in variables such as
+        `eos_token`, and a word of a tokenizer of words that is the complete text after an answer.
         """
         added = set[str]()
         if isinstance(self.tokenizer, SubwordTokenizer):

@@ -46,12 +46,12 @@ class Marks:
     ends: set[int] = field(default_factory=set)
 
     def begin_turn(self, turn_begin: int) -> None:
-        """Begin a part at a turn, and a target that begins earlier: chat sends the text before the turn."""
+        """Begin a part at `turn_begin`, and a target around it: chat sends the text before the turn."""
         self.cuts.add(turn_begin)
         self.targets = [(turn_begin if begin < turn_begin < end else begin, end) for begin, end in self.targets]
 
     def end_turn(self, turn: Turn) -> None:
-        """End the targets that begin in a turn at its end: the text after it is never generated."""
+        """Truncate targets that begin in a turn and end after it: the text after a turn is never generated."""
         for number, (begin, end) in enumerate(self.targets):
             if turn.begin <= begin <= turn.turn_end < end:
                 self.targets[number] = (begin, turn.turn_end)
@@ -130,7 +130,7 @@ class MarkedAnswers(NamedTuple):
         return len(prompt) if text.startswith(prompt) else 0
 
     def _located(self, renderings: Renderings, n: int, text: str, begin: int) -> Turn | None:
-        """Locate message n, which begins at an index, in the text of a conversation; None: its end is not found."""
+        """Locate message n, which begins at index `begin`, in the text of a conversation; None: its end is not found."""
         answer_end = self._end_of(renderings.after(n), text)
         if answer_end is None:
             return None

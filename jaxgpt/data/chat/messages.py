@@ -73,7 +73,8 @@ def read_messages(name: str, turns: Any) -> list[dict[str, Any]]:
 
     Raises:
         UserError: if the field is not a list of messages, or a message has no role, has neither content nor calls, has an
-            invalid call, contradicts itself, selects a part of an answer as a target, or holds more than text and calls.
+            invalid call or loss field, contradicts itself, selects a part of an answer as a target, or holds more than text
+            and calls.
     """
     turns = parse_field(turns, f"the field {name!r}")
     if isinstance(turns, (int, float)) and name not in LIST_FIELDS:  # a request or its answer
@@ -145,7 +146,7 @@ def _converted(turn: Any, where: str) -> Converted:
 
 
 def _name_of(turn: Any, where: str) -> str:
-    """Return the name of the role of a message, as the message has it.
+    """Return the name of the role of a message, before its conversion to a role.
 
     Raises:
         UserError: if the message is not an object, has no role, or has two roles that differ.

@@ -25,7 +25,7 @@ def omitted_messages(chat: ChatRecord, template: ChatTemplate) -> list[str]:
     """Return the role of each message whose text the template omits, except the assistant's.
 
     A template may omit the text of some roles, such as system or tool; the model is then trained on answers without this
-    text.
+    text. Conversations with only user and assistant messages are not examined.
     """
     if all(message["role"] in ("user", "assistant") for message in chat.messages):
         return []

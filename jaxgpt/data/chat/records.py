@@ -120,7 +120,7 @@ def read_record(record: Any) -> ChatRecord | Pair:
         check_accepted(LABEL, fields)
         request = messages_from_json(fields[shape.request])
         answer = fields[shape.answer]
-        if not isinstance(request, str):  # the answer to a text may be any JSON
+        if not isinstance(request, str):  # the answer to a text is a text, even if it is JSON
             answer = messages_from_json(answer)
         return read_exchange(shape, request, answer, fields)
 
@@ -130,7 +130,7 @@ def read_record(record: Any) -> ChatRecord | Pair:
 
 
 def read_exchange(exchange: ExchangeFields, request: Any, answer: Any, fields: Mapping[str, Any]) -> ChatRecord | Pair:
-    """Return a request and its answer as messages, after the messages of earlier exchanges.
+    """Return a request and its answer as messages after the earlier messages, or as a `Pair` (`read_record`).
 
     Args:
         exchange: names of the fields of the request and the answer.
@@ -144,7 +144,7 @@ def read_exchange(exchange: ExchangeFields, request: Any, answer: Any, fields: M
     tools = read_tools(fields)
     if not isinstance(request, str):
         asked = [without_loss(message) for message in read_messages(exchange.request, request)]
-    elif exchange == COMPLETION:  # a prompt to complete has no place for other fields
+    elif exchange == COMPLETION:  # a prompt to complete has no place for an input or context
         asked = [plain_message("user", request)]
     else:
         asked = [plain_message("user", with_input(exchange.request, request, fields))]

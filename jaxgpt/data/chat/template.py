@@ -18,7 +18,7 @@ from jaxgpt.errors import UserError, short_repr
 
 RENDERED = 1 << 24  # maximum number of characters of a rendered conversation
 
-# Names of the assistant's reasoning, in order of precedence.
+# Keys of the assistant's reasoning in messages, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -205,7 +205,8 @@ def _why_not_rendered(error: Exception, messages: Sequence[Message]) -> str:
 def for_templates(message: Message) -> dict[str, Any]:
     """Convert a message as transformers does before it renders a template.
 
-    Null fields are omitted, because many templates render them as text. The reasoning gets both names that templates read.
+    Null fields are omitted, because many templates render them as text. The reasoning is stored under both keys
+    that templates read, `thinking` and `reasoning_content`.
     """
     fields = {name: value for name, value in message.items() if value is not None}
     for name in REASONING:

@@ -14,8 +14,8 @@ class TurnEnd(NamedTuple):
     """The end of the assistant's turn.
 
     Attributes:
-        text: text that the template renders after an answer, up to the first control token (if any), without trailing white
-            space; may be empty.
+        text: text that the template renders after an answer, up to and including the first control token (if any), without
+            trailing white space; may be empty.
         ids: ids to append to an answer, because the template renders nothing after it.
         added: name of the control token in `ids`, which the template may render between messages; "": no such name.
         stop_id: id that ends generation, or None.

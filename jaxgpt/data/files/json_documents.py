@@ -24,7 +24,7 @@ class BadArray(ValueError):
 
 
 class Line(NamedTuple):
-    """A line of a file that is not blank."""
+    """A non-blank line of a file."""
 
     number: int  # number in the file, beginning at 1
     content: bytes  # includes the line break, if any
@@ -56,7 +56,7 @@ def json_layout(file: BinaryIO) -> Literal["array", "lines", "object"]:
 
 
 def filled_lines(file: BinaryIO) -> Iterator[Line]:
-    """Yield the lines of an open file that are not blank, without its byte-order mark."""
+    """Yield the non-blank lines of an open file, without its byte-order mark."""
     for number, line in enumerate(file, 1):
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if content.strip():

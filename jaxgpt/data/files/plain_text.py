@@ -44,7 +44,7 @@ def read_text_files(directory: Path, files: Sequence[Path]) -> dict[str, bytes]:
     """Read the non-empty text files of a directory, keyed by relative path; skip files that are not plain text.
 
     Raises:
-        UserError: if the texts are too large in total, or a file cannot be read.
+        UserError: if the texts are too large in total, a file cannot be read, or a file is an Arrow file.
     """
     parts = dict[str, bytes]()
     size = 0

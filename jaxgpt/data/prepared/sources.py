@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """List non-empty files of a path or `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file is found.
+    """List non-empty files of a path or `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if no file is found, or for an Arrow file.
 
     The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the Hub's cache.
     """

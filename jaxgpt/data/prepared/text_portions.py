@@ -20,7 +20,8 @@ class Portion(NamedTuple):
 def read_portions(file: io.TextIOBase, separator: str) -> Iterator[Portion]:
     """Yield the documents of a text in portions: all portions of a document except the last have `BLOCK` characters.
 
-    Line breaks around a separator belong to no document. An empty document is a single empty portion.
+    With a separator, line breaks at the beginning and the end of documents are removed. An empty document is a single
+    empty portion.
 
     Args:
         file: the text.

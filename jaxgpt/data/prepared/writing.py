@@ -34,7 +34,7 @@ def write_pieces(
         batches: encoded pieces.
         repeats: documents seen so far; None: repeated documents are written.
         progress: receives the bytes of the sources read after the first batch, and the numbers of documents and tokens. Until
-            the first batch, a continued command skips processed pieces, which says nothing about the speed of encoding.
+            the first batch, a continued command skips processed pieces, much faster than it encodes.
         total: bytes of all sources.
     """
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def _write_piece(
     if piece.unwritten == "short":
         index["dropped"]["short"] += 1
         return False
-    new_documents = 1 if piece.begins_document else 0  # its first piece counts a document
+    new_documents = 1 if piece.begins_document else 0  # number of documents that begin with this piece
     if repeats is not None and repeats.add(piece.begins_document, piece.identity):
         index["dropped"]["repeated"] += new_documents
         return False

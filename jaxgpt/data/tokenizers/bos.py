@@ -84,7 +84,7 @@ def document_bos(tokenizer: Tokenizer) -> tuple[int, ...]:
 def bos_note(tokenizer: Tokenizer, used: tuple[int, ...], where: str) -> str:
     """Return a note for the description of data, such as "; <s> before each document".
 
-    It is "" if the data have no such token, and prompts have none either or begin with the end-of-text token.
+    The note is "" if the data have no such token, and prompts begin with no token or with the end-of-text token.
 
     Args:
         tokenizer: the tokenizer of the model.

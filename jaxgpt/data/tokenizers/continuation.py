@@ -1,4 +1,4 @@
-"""Encode the continuation of a text, so that the ids of both decode to their concatenation."""
+"""Encode the continuation of a text, so that, if possible, the ids of both decode to their concatenation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANCHORS = ("\n", ".", "a", "0", "(", "\u6587")
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str | Ids, text: str) -> np.ndarray:
-    """Encode the continuation of a text, so that the ids of both decode to their concatenation.
+    """Encode the continuation of a text, so that, if possible, the ids of both decode to their concatenation.
 
     The continuation has the same ids as in the concatenation, unless a token of the concatenation crosses the boundary. Encoded
     separately, `text` would begin with a space in tokenizers that prepend a space to every text (Llama 2, Mistral), and with

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def prepending(post_processor: Any, token_id: int, token: str) -> dict[str, Any]:
-    """Return a post-processor that applies the given one, or none if it is None, and then prepends a token."""
+    """Return a post-processor that applies `post_processor`, unless it is None, and then prepends a token."""
     start = {"SpecialToken": {"id": token, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 0}}
