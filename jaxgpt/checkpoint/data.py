@@ -137,7 +137,7 @@ def sources_of_0_1_0(
     """
     old = record.settings.sources
 
-    # If all sources have moved, their order identifies them.
+    # If the open sources are the recorded sources in the same order, their order identifies them, even if all have moved.
     current = [part.fingerprint for part in data.val_parts]
     if len(current) == len(old) and joint_fingerprint(current) == record.fingerprint:
         return {source.path: fingerprint for source, fingerprint in zip(old, current, strict=True)}

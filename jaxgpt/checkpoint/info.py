@@ -27,7 +27,7 @@ FrozenPart = Literal["base", "frozen"]  # names of checksums of frozen arrays
 
 
 class About(TypedDict, total=False):
-    """Facts about the run of a checkpoint. Imported weights have only `config`, `base` and `given`, or nothing.
+    """Facts about the run of a checkpoint. Weights from imports or `jaxgpt.save` have at most `config`, `base` and `given`.
 
     Version 0.1.0 did not record `sources`, `data_tokens`, `boundaries`, `held_out`, `files`, `given` and `since_best`.
     """
@@ -46,8 +46,8 @@ class About(TypedDict, total=False):
     frozen: str  # with adapters, SHA-256 of the frozen arrays of the objective
     given: Mapping[str, str]  # names of the parts given in Python, keyed by part; "": a part without a name
     # The best evaluation so far (`Best`).
-    best: tuple[float, int]  # its ranking and step; absent: no evaluation had a finite ranking
-    since_best: int  # number of evaluations after it
+    best: tuple[float, int]  # ranking and step of the best evaluation; absent: no evaluation had a finite ranking
+    since_best: int  # number of evaluations after the best evaluation; without `best`, all evaluations
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def replace_info(path: Path, info: Info) -> None:
 
 
 def _render(info: Info) -> str:
-    """Format the content of checkpoint.json. Its last digest is of all its other values, as JSON in one line."""
+    """Format the content of checkpoint.json. Its last digest covers all other values, as JSON in one line."""
     digests = {name: digest for name, digest in info.sha256.items() if name != SEAL}
     values = {
         "step": info.step,

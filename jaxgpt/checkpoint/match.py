@@ -29,7 +29,7 @@ def check_names(params: Any, model: GPT) -> None:
 
 
 def weight_names(params: Any) -> list[str]:
-    """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a stored weight is a single weight."""
+    """Return the path of every weight, such as "h_0/attn/q_proj/kernel"; a weight stored as several arrays has one path."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 

@@ -45,8 +45,8 @@ class Place(NamedTuple):
 def merge_placed(params: Any, adapters: Any, alpha: float) -> Any:
     """Merge adapters into weights, like `merge`, and keep the sharding of every weight.
 
-    The complete matrices of one module are merged on the first local device, so the result and its checksum are equal bit for
-    bit on every mesh.
+    The complete matrices of one module at a time are merged on the first local device, so the result and its checksum are equal
+    bit for bit on every mesh.
     """
     merged = dict(params)
     for name, adapter in adapters.items():

@@ -95,7 +95,7 @@ def open_run(path: Path) -> Run:
 
 
 def _not_a_run(run: Run, absent: Sequence[str]) -> UserError:
-    """Return the error for a directory without some files of a run, which may be a model, or a run without its weights."""
+    """Return the error for a directory that lacks files of a run: an exported model, a run without checkpoints, or neither."""
     path = run.path
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""

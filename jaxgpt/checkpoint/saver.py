@@ -51,7 +51,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Wait for the previous write, then write a state in the background; the caller may donate it."""
+        """Wait for the previous write, then write a state in the background; the caller may then donate the state."""
         ocp = import_orbax()
 
         self.wait()

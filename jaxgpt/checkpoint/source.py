@@ -1,7 +1,7 @@
 """Sources of weights: a checkpoint of a run with the base of its adapters, checked first, then read onto its devices.
 
-`open_source` reads no weights. `WeightSource.read` reads each array with its sharding, so a device holds its shards and at most
-one more array at a time.
+`open_source` verifies files, and reads no weights onto devices. `WeightSource.read` reads each array with its sharding, so a
+device holds its shards and at most one more array at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class FrozenBase(NamedTuple):
-    """Frozen weights of a run with adapters, and their checksum."""
+    """Frozen weights, such as the base of adapters, and their checksum."""
 
     params: Any
     checksum: str
@@ -119,7 +119,7 @@ class WeightSource(NamedTuple):
         return base
 
     def read_frozen(self, place: Place) -> FrozenBase:
-        """Read the weights of the model as the base of new adapters, with their checksum."""
+        """Read the weights of the model as frozen weights, with their checksum."""
         params = self.read(place)
         return FrozenBase(params, checksum(params))
 

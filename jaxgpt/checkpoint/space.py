@@ -32,7 +32,7 @@ def check_space(run: Run, state: Any, train: TrainConfig, note: Callable[[str], 
         state: the train state, or its shapes and dtypes.
         train: settings that select the checkpoints to keep.
         note: callback for a warning: not all checkpoints fit.
-        replaced: whether the new run replaces the present one and its checkpoints.
+        replaced: whether a new run replaces the present run and its checkpoints.
 
     Raises:
         UserError: if the weights of a single checkpoint do not fit.

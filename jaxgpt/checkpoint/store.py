@@ -40,7 +40,7 @@ def import_orbax() -> Any:
 
 
 def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shardings of `like`; `latest_valid` must have checked the digests."""
+    """Restore a train state with the shardings of `like`; `find_damage` must have checked the digests."""
     from jaxgpt.train.skip import init_statistics
     from jaxgpt.train.step import TrainState
 

@@ -98,8 +98,8 @@ class Heartbeats:
         self.status: Callable[[], str] = not_training
         self.heard = {process: Heard(-1, "", clock()) for process in range(count)}
         self._beat = 0
-        self._answered = clock()  # last answer of process 0
-        self._judged = clock()  # last call of `judge`
+        self._answered = clock()  # time of the last answer of process 0
+        self._judged = clock()  # time of the last call of `judge`
         self._ended = threading.Event()
         self._exchanging = threading.Thread(target=self._repeat, args=(self.exchange,), daemon=True)
         self._judging = threading.Thread(target=self._repeat, args=(self.judge,), daemon=True)
@@ -188,7 +188,7 @@ class Heartbeats:
                 act()
 
 
-# A global variable, because the monitor of a run has no reference to the processes, which the command joins before the run.
+# A global variable: the command starts the heartbeats before the run, and does not pass them to the monitor of the run.
 _heartbeats: Heartbeats | None = None  # heartbeats of this process; None: a run with a single process
 
 

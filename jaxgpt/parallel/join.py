@@ -106,7 +106,7 @@ def _scheduled() -> bool:
 
 
 def _scheduled_place() -> tuple[int, int] | None:
-    """Return the number of processes that mpirun or srun started, and the index of this process; None: not several."""
+    """Return the number of processes that mpirun or srun started, and the index of this process; None: fewer than two."""
     # In a Slurm job, processes of mpirun have the variables of mpirun and Slurm. Like JAX, read the variables of mpirun first.
     if _number("OMPI_COMM_WORLD_SIZE") > 1:
         return _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")

@@ -216,7 +216,10 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
 
 
 def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both."""
+    """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both.
+
+    An array with fewer than `SMALL` elements, or without such an axis, is replicated.
+    """
     if math.prod(shape) < SMALL:
         return PartitionSpec()
 

@@ -51,7 +51,7 @@ class DeviceGroup(NamedTuple):
     pairs: tuple[tuple[int, int], ...] = ()
 
     def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
-        """Return the axes of a mesh along which the devices differ; in a permutation, any target from its source.
+        """Return the axes of a mesh along which the devices differ; for a permutation, along which any pair differs.
 
         `mesh` has the size of each axis. The result is () if the mesh has too few devices.
         """

@@ -25,7 +25,7 @@ class StepSizes(NamedTuple):
     element_bytes: int  # bytes of an element in the compute dtype
     vocab_size: int  # rows of the token table, which `tensor` may divide
     weight_elements: float  # elements of the weights that are gathered along fsdp: all except an untied token table
-    reference_elements: float  # such elements of the frozen weights that the objective reads; 0: no such weights
+    reference_elements: float  # elements of the objective's frozen weights, also gathered; 0: no frozen weights
     gradients: GradientElements
     key_elements: float  # elements of the keys and values of a block, in whole windows
 

@@ -108,7 +108,7 @@ def root_of(computation: Computation) -> Instruction | None:
 
 
 def array_bytes(shape: str) -> list[float]:
-    """Return the bytes of each array in the text of a shape: 24 and 4 for `(f32[2,3]{1,0}, u32[])`."""
+    """Return the bytes of each array in the text of a shape: `[24.0, 4.0]` for `(f32[2,3]{1,0}, u32[])`."""
     sizes = []
     for kind, dims in _ARRAY.findall(shape):
         bits = re.search(r"\d+", kind)

@@ -68,7 +68,7 @@ def rollout(config: Config, topology: Topology, work: Work) -> StepCost:
 
 
 class WeightBytes(NamedTuple):
-    """Bytes of the weights on each device."""
+    """Bytes of the train state and of the weights for decoding, on each device."""
 
     train_state: dict[str, float]  # by kind, as in `StepCost.memory`
     copied: float  # shards of the copy in the compute dtype, which a decoding step reads

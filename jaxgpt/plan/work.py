@@ -67,7 +67,7 @@ class Work(NamedTuple):
         Args:
             config: settings of the step.
             mesh: the absent devices: a `Mesh` or, for estimates, an `AbstractMesh`.
-            parts: parts given in Python; an objective of the work replaces theirs.
+            parts: parts given in Python; an objective of the work replaces an objective in `parts`.
             rules: the complete sharding table.
         """
         parts = parts._replace(frozen=self._frozen_shapes(config, parts.model))

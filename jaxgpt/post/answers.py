@@ -39,7 +39,7 @@ def sample(lm: LM, prompts: Sequence[Prompt], key: jax.Array | None) -> list[Gen
 def reward_answers(reward: Reward, config: Config, prompts: Sequence[Prompt], answers: Sequence[Generation]) -> Rewards:
     """Return the rewards of answers, including the penalty of `post.overlong_tokens`; raise `UserError` if a reward fails.
 
-    Process 0 calls the reward, because it may be code that writes files or uses a service.
+    Only process 0 calls the reward, because the reward may be code that writes files or uses a service.
     """
     answered = Answered(
         prompts=[prompt.prompt for prompt in prompts],

@@ -121,7 +121,7 @@ def _found(path: str, run: Run | None) -> str:
 
 
 def open_trained_reference(run: Run) -> FrozenWeights | None:
-    """Open the frozen weights that the objective of an existing run reads, to evaluate its weights, merged with any base.
+    """Open the frozen weights that the objective of an existing run reads, to evaluate the weights of the run.
 
     Reading the result raises `UserError` if its weights differ from those in training. None: the objective reads no weights.
     """

@@ -43,13 +43,13 @@ class HeldOutDivergence:
         if answers is None:
             return None
 
-        # The sums of the objective over the tokens of each answer; there is at least one prompt.
+        # Compute the sums of the objective over the tokens of each answer; there is at least one prompt.
         batches = held_out_batches(config, len(prompts))
         sums_of_batches = [_sums(program, params, prompts[batch], answers[batch]) for batch in batches]
         sums: dict[str, np.ndarray] = jax.tree.map(lambda *sums_B: np.concatenate(sums_B), *sums_of_batches)
 
-        # Their means over the tokens of all answers; each answer has a token. The first `train.eval_windows` prompts (0: all),
-        # which are in every evaluation of the run, rank the checkpoints.
+        # Divide the sums by the number of tokens of all answers; each answer has a token. The first `train.eval_windows`
+        # prompts (0: all), which are in every evaluation of the run, rank the checkpoints.
         tokens_B = sums["answer_tokens"]
         tokens = float(tokens_B.sum())
         in_every_evaluation = slice(config.train.eval_windows or None)

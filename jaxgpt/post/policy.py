@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """The choices that distinguish an objective from the others.
 
     Attributes:
-        advantage: argument of `advantages`.
+        advantage: argument `kind` of `advantages`.
         ratio: kind of ratio of the probabilities. token: of each token; mean: its geometric mean over the tokens of the answer;
             product: its product over these tokens.
         average: kind of mean. answer: over the tokens of each answer, then over answers; token: over all tokens of the batch;
@@ -139,7 +139,7 @@ def policy_objective(
         def total(x_BT: jax.Array) -> jax.Array:
             return jnp.where(is_counted_BT, x_BT, 0.0).sum(-1)
 
-        # The loss of each token, from the ratio of the probabilities now and in the rollout.
+        # Compute the loss of each token from the ratio of its probabilities now and in the rollout.
         log_ratio_BT = jnp.where(is_target_BT, log_p_BT - batch["log_p"], 0.0)
         ratio_BT = answer_ratio(log_ratio_BT, is_counted_BT, length_B, variant.ratio)
         advantage_B1 = batch["advantage"][:, None]
@@ -152,7 +152,7 @@ def policy_objective(
             loss_BT = loss_BT + settings.kl * kl_BT
             token_metrics["kl"] = kl_BT
 
-        # Means over the tokens of each answer, or over the tokens of the batch.
+        # Weight the answers for means over the tokens of each answer, or over the tokens of the batch.
         weight_B = 1 / length_B
         if variant.average == "token":
             weight_B = batch["weight"]

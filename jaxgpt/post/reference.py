@@ -39,7 +39,7 @@ class MicrobatchLogP:
 
     def compute(self, pairs: Split, microbatches: Sequence[np.ndarray]) -> ReferencedPairs | None:
         """Compute the log probabilities of the pairs at these starts of rows; return None in all processes if stopped."""
-        # Both begin with an empty array, because `concatenate` needs an array.
+        # Both lists begin with an empty array, because `concatenate` needs an array.
         starts_of_all = [np.zeros(0, np.int64)]
         log_p_of_all = [np.zeros((0, 2), np.float32)]
         self._progress(self._computed, self._total)

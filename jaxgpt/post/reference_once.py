@@ -1,7 +1,7 @@
 """Runs that compute the log probabilities of their reference before training, which then needs no reference.
 
 Three parts of the training job cooperate, in this order: `BuildBesideReference` reads the reference, `ReferencedFeeds` computes
-the log probabilities of all pairs and deletes the reference, and `ReferencedLoss` evaluates the held-out pairs.
+the log probabilities of the pairs of the run and deletes the reference, and `ReferencedLoss` evaluates the held-out pairs.
 """
 
 from __future__ import annotations

@@ -91,11 +91,11 @@ class Rollouts(Feed):
         return rollout_batch(config, prompts, answers, advantage_PG.reshape(-1), metrics)
 
     def _with_log_p(self, sampled: RolloutBatch, state: TrainState) -> RolloutBatch:
-        """Return a rollout with the log probabilities of the answers in training and, with a KL penalty, in the reference.
+        """Return a rollout with the log probabilities of the answers in training and, with a KL penalty, under the reference.
 
         The sampler must have computed the same probabilities as training, up to rounding. This is checked on the first answers
         (`checked_answers`), because checking all answers in float32 would take a quarter of the update. In bfloat16, the
-        objective of rewards uses the log probabilities of training for all answers, so that the first ratio is 1.
+        objective of rewards uses the log probabilities of training for all answers, so that the ratio is 1 in the first update.
         """
         config = self.program.config
         windows_BT3 = sampled["windows"]

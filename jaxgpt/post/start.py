@@ -59,7 +59,7 @@ def with_objective(
     config = start.config
     post = config.post
 
-    # Frozen arrays: a reference with the model of the run, or a teacher with its own model.
+    # Open the frozen arrays: a reference with the model of the run, or a teacher with a different model.
     teacher: ModelConfig | None = None
     reference = open_reference(config, start.resumed)
     if reference is not None:
@@ -67,7 +67,7 @@ def with_objective(
         if post.is_distillation:
             teacher = reference.config.model
 
-    # Program, batches and evaluation; by default, batches of the data and their loss.
+    # Choose the program, the batches and the evaluators; by default, batches of the data and their loss.
     if config.computes_reference_once:
         beside_reference = BuildBesideReference(build_program)
         feeds = ReferencedFeeds(beside_reference, progress)

@@ -17,7 +17,10 @@ QUICK = 1 << 22  # maximum number of tokens per split when a run starts, to save
 
 
 class Baselines(TypedDict):
-    """The baselines of a run's loss, as in its baselines.json. A run without this file has only empty losses."""
+    """The baselines of a run's loss, as in its baselines.json.
+
+    Without this file, `read_baselines` returns only `losses`, empty.
+    """
 
     losses: dict[str, float]  # as in `FittedNgrams`
     counted_tokens: NotRequired[int]

@@ -173,7 +173,7 @@ def _with_window_error(found: Difference, parts: Sequence[np.ndarray], shares_W:
     """
     W = len(shares_W)
 
-    # The effect of the windows that all seeds share, without the effect of their numbers of tokens.
+    # Compute the effect of the windows that all seeds share, without the effect of their numbers of tokens.
     windows_W = np.zeros(W)
     variance_of_rest = 0.0
     for part_SW in parts:

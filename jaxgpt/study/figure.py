@@ -1,4 +1,4 @@
-"""The style, the size and the labels of figures. The first call of a function imports matplotlib."""
+"""The style, the size and the labels of figures. Functions import matplotlib when they need it."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
     """
     T = tokens_BT.shape[1]
-    # For the ids a b a, the query 2 follows an earlier a at 0, so it should attend to the key 1. A key is such a token if
-    # the token before it, s - 1, equals the query's token.
+    # For the ids [a, b, a], the token a of query 2 also occurs at 0, so an induction head attends to key 1, the b that followed
+    # it. Key s follows an earlier occurrence if the token at s - 1 equals the query's token.
     before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]
     position_T = jnp.arange(T)
     is_causal_TS = position_T[None, :] <= position_T[:, None]

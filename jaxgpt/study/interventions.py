@@ -177,7 +177,7 @@ class Sweep(NamedTuple):
 
     Attributes:
         unedited: the metric without edits.
-        edited: the metrics with each slice of each activation, `[activations, slices]`.
+        edited: the metric with each slice of each activation replaced, `[activations, slices]`.
     """
 
     unedited: jax.Array
@@ -197,9 +197,9 @@ def sweep(
 
     Args:
         model: the model.
-        params: its weights.
+        params: weights of the model.
         tokens_BT: ids of the forward passes.
-        values: an array for each activation, with its shape.
+        values: an array for each activation, with the shape of the activation.
         names: names of the activations.
         axis: the axis of slices: a slice contains all elements at one index of this axis.
         metric: a function of the logits that returns a scalar.

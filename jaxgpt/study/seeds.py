@@ -21,7 +21,7 @@ class FinishedRun(NamedTuple):
 
     Attributes:
         name: name of the run.
-        settings: its settings, keyed by dotted name (`jaxgpt.config.flat`).
+        settings: settings of the run, keyed by dotted name (`jaxgpt.config.flat`).
         loss: final validation loss in nats per token.
         windows: loss of each validation window; None: no record.
     """
@@ -74,7 +74,8 @@ def standard_error(values: Sequence[float]) -> float:
 def final_evaluation(name: str, lines: Sequence[Mapping[str, Any]], steps: int) -> Mapping[str, Any]:
     """Return the line of metrics.jsonl with the last validation loss of a finished run.
 
-    A run that `train.patience` ended has no evaluation of the complete split, unless it was extended after such an evaluation.
+    With `train.eval_windows`, a run that `train.patience` ended has no evaluation of the complete split, unless the run was
+    extended after such an evaluation.
 
     Raises:
         UserError: if the run has no validation loss, or has not finished.

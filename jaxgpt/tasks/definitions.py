@@ -60,7 +60,7 @@ def defined_task(file: Path) -> str:
 
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     try:
-        # Nodes, not values: the tag !function of the harness would import a program.
+        # Compose nodes, not values: the tag !function of the harness would import a program.
         document = yaml.compose(file.read_text("utf-8", "replace"), Loader=loader)
     except yaml.YAMLError:
         return ""

@@ -37,7 +37,7 @@ class TaskModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends a text."""
+        """The id that ends a text; without such an id, `prefix_token_id`."""
         eos = self.lm.tokenizer.eos_id
         return self.prefix_token_id if eos is None else eos
 
@@ -119,7 +119,7 @@ class TaskModel(TemplateLM):
 
 
 def _up_to_content(template: ChatTemplate, messages: Sequence[Mapping[str, str]]) -> str | None:
-    """Render messages without the text after the content of the last message; None: the text does not have the content.
+    """Render messages without the text after the content of the last message; None: the text does not contain the content.
 
     The template may drop white space at both ends of the content. For example, for the content "Yes":
 

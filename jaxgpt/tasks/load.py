@@ -63,7 +63,7 @@ def open_tasks(
         loaded = _load_all(manager, found, progress)
 
     check_sources({name: [*part["tasks"], *part.get("groups", {})] for name, part in loaded.items()})
-    # The harness evaluates one dict in the form of its task manager's, here with the tasks of all names.
+    # The harness evaluates a single dict in the format that its task manager returns: merge the dicts of all names.
     merged: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for part in loaded.values():
         for kind in merged:

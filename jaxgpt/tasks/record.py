@@ -15,7 +15,7 @@ from jaxgpt.tasks.results import TaskResult
 
 
 class Conditions(TypedDict, total=False):
-    """The conditions of an evaluation of tasks. Files of other versions may lack some."""
+    """The conditions of an evaluation of tasks. Files of other versions may lack some conditions."""
 
     step: int  # step of the checkpoint
     weights: str  # type that the weights were rounded to

@@ -59,7 +59,7 @@ def _result(
     Args:
         found: result of lm-evaluation-harness.
         task: name of the task or group.
-        values: its values in the result, with keys `METRIC,FILTER`.
+        values: values of the task or group in the result, with keys `METRIC,FILTER`.
         metric: name of the metric.
         filter_label: name of the filter of the answers; "none": no filter.
     """

@@ -1,4 +1,4 @@
-"""Functions of hidden states and targets, computed at some positions at a time: fewer logits are in memory."""
+"""Compute functions of hidden states and targets in chunks of positions, or only at answers, to hold fewer logits in memory."""
 
 from __future__ import annotations
 

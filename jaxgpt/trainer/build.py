@@ -64,7 +64,7 @@ def build(
         frozen_model: architecture of the weights that the function `frozen` reads; None: the trained model's.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names; with `train.scan_layers`,
             a `ScannedGPT` (`model/scan.py`). The default objective calls its methods `hidden_and_sides` and `head`.
-        objective: objective to use instead of `next_token_loss`, with the penalties of `router_penalties`;
+        objective: objective to use instead of the default, `next_token_loss` with the penalties of `router_penalties`;
             with `lora.rank`, it receives the merged weights as `params`, and `FrozenParts.of_objective` as `frozen`.
         objective_of: function from the model, with the operations of the mesh, to the objective; not with `objective`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
@@ -121,7 +121,7 @@ def make_program(
     parts: ProgramParts = ProgramParts(),  # noqa: B008  # immutable
     rules: Rules = RULES,
 ) -> Program:
-    """Make the program of a config on a mesh of this machine's devices, or of planned hardware. `build` adds the arrays.
+    """Make the program of a config on a mesh of the available devices, or of planned hardware. `build` adds the arrays.
 
     Args:
         config: settings of the run.

@@ -55,7 +55,7 @@ NO_RUN = Watch()  # for an evaluation outside a run
 
 
 class Measured(NamedTuple):
-    """The result of a custom evaluator: numbers by name, and a ranking (NaN: none), which only the first evaluator needs."""
+    """The result of a custom evaluator: numbers by name, and a ranking (NaN: no rank), which only the first evaluator needs."""
 
     metrics: Mapping[str, float]
     ranking: float = math.nan

@@ -49,7 +49,8 @@ MakeFeed = Callable[[Program, Data, Info | None], Feed]
 class FeedOfSettings(ABC):
     """A `MakeFeed` whose feed the settings of the run determine, so that a resumed run makes the same feed.
 
-    For other functions, `Start.parts` records the name in the checkpoints, and a resumed run must receive them again.
+    For other functions, except `DataFeed` and the feeds of rollouts, `Start.parts` records the name in the checkpoints, and a
+    resumed run must receive the function again.
     """
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Frozen arrays of a run: the base of adapters, and arrays that the objective reads, such as a reference model.
 
-The arrays are opened before the program is built, so that processes can compare them; `build` reads them onto the devices.
+Checkpoints are opened before the program is built, so that processes can compare their digests; `build` reads the arrays onto
+the devices.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class FrozenArrays(NamedTuple):
 
 
 def open_adapter_base(start: Start, trained: Run | None) -> FrozenWeights | None:
-    """Open the base of adapters without reading it; None: random weights. `trained` as in `FrozenWeights`."""
+    """Open the base of adapters, without reading it onto devices; None: random weights. `trained` as in `FrozenWeights`."""
     config = start.config
     if not config.init_from:
         return None
@@ -103,7 +104,7 @@ def part_of_objective(has_adapters: bool) -> FrozenPart:
 
 
 def open_frozen(start: Start) -> FrozenWeights | FrozenArrays:
-    """Open the weights of `Start.frozen` without reading them, or compute the checksum of its arrays."""
+    """Open the weights of `Start.frozen`, without reading them onto devices, or compute the checksum of its arrays."""
     frozen = start.frozen
     if isinstance(frozen, str):
         frozen = open_same_model(frozen, start.config)

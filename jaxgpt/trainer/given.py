@@ -87,7 +87,7 @@ class ProgramParts(NamedTuple):
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a function or class, otherwise the name of its class."""
+    """Return the name of a function or class; for a `partial`, of its function; for other values, of the value's class."""
     if isinstance(value, partial):
         return name_of(value.func)
     return getattr(value, "__name__", type(value).__name__)

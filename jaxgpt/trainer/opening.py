@@ -114,7 +114,8 @@ def check_storage(run: Run, program: Program, note: Callable[[str], None]) -> No
 
 def _reopen(run: Run, program: Program, last: Info | None, parts: RunParts, note: Callable[[str], None]) -> None:
     """Check that a run can continue from the checkpoint `last`, and report what has changed since."""
-    # Delete directories of a process that was killed while it replaced the run.
+    # Delete the directories that a process left when it was killed while it replaced the run. The old run is kept, with a note,
+    # until the first step of the new run.
     shutil.rmtree(run.path / NEW, ignore_errors=True)
     if replaced_run(run.path):
         note(replaced_note(run.path))

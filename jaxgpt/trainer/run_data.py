@@ -72,7 +72,7 @@ def _changed_data(run: Run, change: str) -> UserError:
 
 
 def with_data_facts(config: Config, data: Data, last: Info | None = None) -> Config:
-    """Check the data; set a vocabulary size of 0 and, with `train.epochs`, the total number of steps.
+    """Check the data; replace a vocabulary size of 0, and compute the total number of steps if `train.epochs` is set.
 
     The steps after the checkpoint `last` use the remaining windows of the epochs.
 

@@ -33,7 +33,7 @@ class RunStep:
 
     Attributes:
         config: settings of the run.
-        mesh: mesh of this machine's devices, or of planned hardware.
+        mesh: mesh of the available devices, or of planned hardware.
         model: the decoder, without weights.
         objective: objective of training.
         optimizer: optax transformation; None: from the config.

@@ -54,7 +54,7 @@ def restarted_state(program: Program, checkpoint: Path) -> TrainState:
     stored = abstract.checkpoint._replace(**unread)
     like = abstract.state._replace(**unread)
 
-    # Only the step and the counts of the schedules are new arrays: the other restored arrays are used without a copy.
+    # Only the step and the counts of the schedules are new arrays. The other restored arrays are copied only to stack layers.
     state = store.restore(checkpoint.parent, int(checkpoint.name), stored)
     state = state._replace(step=jnp.zeros_like(state.step), opt_state=restart_schedules(state.opt_state))
     state = put_stacked(program.config, state, like, donate=True)

@@ -30,7 +30,7 @@ class StepBatches:
 
     Attributes:
         config: settings of the run.
-        mesh: mesh of this machine's devices, or of planned hardware.
+        mesh: mesh of the available devices, or of planned hardware.
     """
 
     config: Config

@@ -32,7 +32,7 @@ class InitialWeights(NamedTuple):
     """Sources of the initial weights and of the frozen arrays, and the tokenizer.
 
     Attributes:
-        initial: source of the initial weights; None: random initialization, or the run's checkpoint.
+        initial: source of the initial weights; None: random initialization, `state`, or the run's checkpoint.
         state: checkpoint of the initial weights and optimizer state (`state_from`); None: a new optimizer.
         has_adapters: whether the run trains adapters.
         base: the weights that adapters change; None: random weights, or no adapters.
