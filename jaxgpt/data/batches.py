@@ -30,7 +30,7 @@ class Windows:
         return len(self.starts_B)
 
     def __getitem__(self, rows: slice) -> Any:
-        """Read rows: int32 `[B, T + 1]`; `[B, T, 3]` with document ids; or the tree of arrays `[B, ...]` of the split."""
+        """Read rows: int32 `[B, T + 1]`; `[B, T, 3]` with document ids; `[B, 2, T, 3]` for pairs; or a dict of `[B, ...]`."""
         return self.split.windows(self.starts_B[rows], self.block_size)
 
 

@@ -69,7 +69,7 @@ def read_examples(
         data: settings; uses `path` and `on_error`.
         kind: kind of the records.
         encode: function that returns the example of a record; raises `UserError` for a record that cannot be used.
-        count: function that counts what may be wrong with an encoded record, given its place and the record.
+        count: function that adds to a `Skipped` what may be wrong with an encoded record, given its place and the record.
         progress: called with the number of bytes read so far and the total.
 
     Raises:

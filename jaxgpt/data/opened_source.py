@@ -42,7 +42,7 @@ class OpenedSource(NamedTuple):
     val: Split  # empty: nothing is held out
     source: str
     fingerprint: str
-    files: Sequence[Path]
+    files: Sequence[Path]  # files of the source; empty: a built-in text or a single text file
     boundary: int | None = None
     text: Text | None = None
     bos_ids: tuple[int, ...] = ()

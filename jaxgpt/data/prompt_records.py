@@ -29,7 +29,7 @@ class PromptRecord(NamedTuple):
 
     Attributes:
         prompt: text or list of messages, as in the record.
-        chat: the prompt in the form of conversations, without an answer.
+        chat: the prompt in the form of conversations, without an answer; a text if no other messages or tools belong to it.
         record: all fields that are not null, for the reward.
     """
 

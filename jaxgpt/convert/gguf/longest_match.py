@@ -26,7 +26,7 @@ def describe_longest_match(tokenizer: ByteTokenizer | CharTokenizer) -> Vocabula
 
 
 def read_longest_match(metadata: Mapping[str, Any], where: str) -> Tokenizer:
-    """Build the tokenizer of a file that jaxgpt exported with a tokenizer of characters or bytes."""
+    """Build the tokenizer of characters or bytes of a file that jaxgpt exported; raise `UserError` for other tokens."""
     vocabulary = read_vocabulary(metadata, where)
     typed = zip(vocabulary.tokens, vocabulary.types, strict=True)
     texts = [_unescaped(token) for token, kind in typed if kind != UNUSED]

@@ -13,11 +13,11 @@ import numpy as np
 from jaxgpt.convert.write_files import Tensor
 from jaxgpt.errors import UserError
 
-TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types that the gguf package writes
+TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types of matrices to choose from
 
 
 def check_type(kind: str) -> None:
-    """Raise `UserError` if the gguf package is missing or cannot write a type."""
+    """Raise `UserError` if the gguf package is missing, or a type is not in `TYPES`."""
     try:
         import gguf  # noqa: F401 - its absence is reported before the work
     except ImportError:

@@ -63,8 +63,8 @@ class ChatFormat:
     def encode(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Conversation]:
         """Encode a complete conversation for training.
 
-        All answers are in one sequence, unless the template changes earlier text when messages are added. In that
-        case, an answer after a change begins a new sequence.
+        All answers are in one sequence, unless a template without `{% generation %}` changes earlier text when messages are
+        added. In that case, an answer after a change begins a new sequence.
 
         Raises:
             UserError: if `prompt_ids` rejects the messages, no message has the role assistant, the text of an answer cannot
