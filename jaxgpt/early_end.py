@@ -22,7 +22,7 @@ _advice = _Advice(current=str)  # `str()` is "": no advice
 
 
 def set_advice(advice: Callable[[], str]) -> None:
-    """Set the function that returns advice for an early end: the kept checkpoint and the resume command."""
+    """Set the function that returns advice for an early end, such as the kept checkpoint and the resume command."""
     _advice.current = advice
 
 

@@ -16,7 +16,7 @@ from typing import Any
 FAILED = 1  # failed command
 BAD_INPUT = 2  # bad usage or input
 UNFINISHED = 75  # stopped training run that can be resumed (EX_TEMPFAIL)
-INTERRUPTED = 130  # end by SIGINT, by convention
+INTERRUPTED = 130  # end by SIGINT, number 2: 128 + 2, as in shells
 
 MESSAGE_CHARACTERS = 1000  # maximum number of characters to keep of an error message
 # Errors of a full disk or quota, or of a limit on file sizes, with their fixes.

@@ -71,7 +71,10 @@ def _differences(this: Plan, other: Plan, part: str, unit: str) -> list[tuple[st
 
 
 def _absent(cost: StepCost) -> float | None:
-    """Return the number for a label that a plan lacks, such as a collective; None: unknown, because memory is exhausted."""
+    """Return the number of a plan in a row that only the other plan has, such as a collective: 0; None: unknown.
+
+    If the compiler runs out of device memory, the times of a plan are unknown.
+    """
     return None if cost.out_of_memory else 0.0
 
 

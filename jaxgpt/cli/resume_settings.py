@@ -15,7 +15,7 @@ def resumed_config(options: TrainOptions) -> Config:
     """Return the settings of a run that continues from its last checkpoint.
 
     Raises:
-        UserError: if the run does not exist or is damaged, a setting is invalid, or an option changes what the run keeps.
+        UserError: if the run does not exist or is damaged, a setting is invalid, or `_check_resume` rejects an option.
     """
     from jaxgpt.checkpoint.run import open_run
 
@@ -65,7 +65,7 @@ def ignored_settings(file: Config, run: Config, given: Collection[str]) -> list[
         run: settings of the resumed run.
         given: names of the settings on the command line, which the run uses.
     """
-    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # by the data and the weights
+    determined = {"model.vocab_size", "init_from", "state_from", "data.tokenizer"}  # given by the data and the weights
     if file.train.epochs:
         determined |= {"train.steps", "train.epochs"}
     return [name for name in changes(file, run) if name not in determined and name not in given]

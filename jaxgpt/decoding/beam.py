@@ -212,8 +212,8 @@ class BeamSearch:
         """Return the rows that continue, bool `[B]`, from the log probability of the best running sequence of each row.
 
         A row stops if its best running sequence is not expected to beat its worst finished sequence. The expected score is
-        computed at the current length, or with "never" at the length with the highest score: the limit if the penalty is
-        positive. If `early_stopping` is True, a row stops once W sequences are finished.
+        computed at the current length; with "never" and a positive penalty, at the limit, the length with the highest score.
+        If `early_stopping` is True, a row also stops once W sequences are finished.
         """
         longest = self.beams.early_stopping == "never" and self.beams.length_penalty > 0
         length_B = jnp.maximum(state.limit_B, 1) if longest else jnp.full(running_B.shape, state.made + 1)

@@ -126,8 +126,8 @@ def _cast(weights: ExpertWeights, dtype: Any) -> ExpertWeights:
 def _added(y_BTD: Array, different_rows: tuple[str, ...], same_rows: tuple[str, ...], dtype: Any) -> Array:
     """Add float32 terms over devices, and return the rows of this device in a dtype.
 
-    Gradients are gathered in this dtype, without rounding. Devices with the same rows have equal gradients, so the
-    sum of these gradients needs no collective.
+    Gradients have this dtype, so they are gathered without rounding. Devices with the same rows have equal gradients, so
+    the sum of these gradients needs no collective.
 
     Args:
         y_BTD: terms of the rows of all devices along `different_rows`.
