@@ -62,7 +62,7 @@ def export_model(
             model's logits match.
         checkpoint: `best` (lowest validation loss, or highest held-out reward), `last`, or a step.
         dtype: type of the weights in the files: float32, bfloat16 or float16.
-        shard_bytes: maximum bytes of a file of weights; larger models get several files and an index.
+        shard_bytes: maximum bytes of a file of several tensors; larger models get several files and an index.
         license: license for the model card; empty: license of the imported model, otherwise unknown.
         repo: name of the model on the hub, for the model card; empty: the name of `target`.
 

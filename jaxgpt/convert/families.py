@@ -1,4 +1,4 @@
-"""The supported families of transformers, and the family of a model."""
+"""The supported transformers families, and the family of a model."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from jaxgpt.atomic import write_json
 from jaxgpt.convert.files import INDEX, SINGLE
 from jaxgpt.errors import UserError
 
-SHARD_BYTES = 5 * 10**9  # maximum size of a file of weights, in bytes
+SHARD_BYTES = 5 * 10**9  # default maximum size of a file of several tensors, in bytes
 
 
 class Dtype(NamedTuple):
@@ -52,7 +52,7 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], dtype: str = "float
     """
     try:
         _write_safetensors(path, tensors, dtype)
-    except OSError as e:  # without the path if writing fails after opening
+    except OSError as e:  # an error without the path if writing fails after opening
         raise OSError(e.errno, e.strerror, str(path)) from None
 
 

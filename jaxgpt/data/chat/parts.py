@@ -116,7 +116,7 @@ class _Sequences:
         self._added_end = added_end
 
     def end(self) -> None:
-        """End the last sequence: the next prompt begins a new one."""
+        """End the last sequence: the next prompt begins a new sequence."""
         self._text = None
 
     def append(self, answer: list[Part]) -> None:

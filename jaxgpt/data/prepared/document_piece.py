@@ -41,7 +41,7 @@ class DocumentPiece(NamedTuple):
     is_first: bool = True  # whether the document starts with this piece
     is_last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
-    identity: bytes = b""  # SHA-256 of the complete document; empty: computed from the text
+    identity: bytes = b""  # SHA-256 of the complete document, read only if it has several pieces; empty: unknown
     damage: Damage | None = None  # None: the file could be read up to the end of this piece
     # Set by `read_file_pieces`:
     file: str = ""  # path of the file

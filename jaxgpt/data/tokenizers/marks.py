@@ -89,7 +89,7 @@ def _protect_text(control: ControlTokens, text: str, marking: Marking) -> str:
         return text
 
     places = set[int]()  # indices before which marks are inserted
-    unchanged = list[range]()  # indices inside of kept names
+    unchanged = list[range]()  # indices inside kept names
     for match in control.find(text):
         if control.names[match.id] in marking.kept:
             unchanged.append(range(match.begin + 1, match.end))
