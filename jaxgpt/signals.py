@@ -1,6 +1,7 @@
 """Signals: inside `stop_on_signal`, the first signal requests a stop; outside, a signal ends the process with one line.
 
-The thread of `exit_on_signals` ends the process even while native code runs. Two Ctrl-C in two seconds always end it.
+The thread of `exit_on_signals` ends the process even while native code runs. Two Ctrl-C in two seconds end it even inside
+`stop_on_signal`.
 """
 
 from __future__ import annotations

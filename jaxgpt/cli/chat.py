@@ -136,7 +136,7 @@ def _print(pieces: Generator[Piece, None, None]) -> None:
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:
-    """Yield the lines of standard input, stripped; skip blank lines."""
+    """Yield the lines of standard input, stripped; skip blank lines. Raises `UserError` for bytes that are not text."""
     while True:
         try:
             line = input("> " if is_terminal else "").strip()
@@ -155,7 +155,7 @@ def _lines(is_terminal: bool) -> Iterator[str]:
 
 
 def _command(line: str, conversation: Chat) -> bool:
-    """Run a command; return False to quit."""
+    """Run a command; return False to quit. Raises `UserError` for an unknown command, or a file that cannot be written."""
     match line.split(maxsplit=1):
         case ["/quit", *_]:
             return False

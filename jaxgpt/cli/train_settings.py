@@ -155,7 +155,11 @@ def has_preset_prompt(config: Config) -> bool:
 
 
 def _distilled_config(base: Config, teacher: str, settings: Mapping[str, Any]) -> Config:
-    """Return the settings of a student with random initial weights and the tokenizer of its teacher."""
+    """Return the settings of a student with random initial weights and the tokenizer of its teacher.
+
+    Raises:
+        UserError: if the teacher is not a run, a setting is invalid, or `data.tokenizer` is set.
+    """
     from jaxgpt.checkpoint.paths import parse_checkpoint
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.post.frozen_reference import with_reference

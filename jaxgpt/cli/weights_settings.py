@@ -131,6 +131,9 @@ def _with_state(config: Config, run: Run, init_from: str) -> Config:
         config: settings of the new run.
         run: run of the train state.
         init_from: the run, for its last checkpoint, or RUN/checkpoints/STEP.
+
+    Raises:
+        UserError: if the checkpoint has no optimizer state, or the base of its adapters is missing.
     """
     from jaxgpt.checkpoint.needed import recorded_checkpoint
 

@@ -166,14 +166,20 @@ class CheckedFilter:
 
 
 def as_filters(filters: Any) -> tuple[Filter, ...]:
-    """Return custom filters as a tuple; they must be hashable, because they are part of a cache key."""
+    """Return custom filters as a tuple of `CheckedFilter`.
+
+    Raises `UserError` for other values, and for functions that are not hashable: filters are part of a cache key.
+    """
     if not isinstance(filters, (list, tuple)) or not all(callable(f) and f.__hash__ for f in filters):
         raise UserError(f"filters must be a list of hashable functions (logits, text) -> logits: {short_repr(filters)}")
     return tuple(map(CheckedFilter, filters))
 
 
 def row_keys(key: Any, rows: int) -> jax.Array:
-    """Return a key for each row: the given keys, or a single key or seed with the row's index folded in."""
+    """Return a key for each row: the given keys, or a single key or seed with the row's index folded in.
+
+    Raises `UserError` for any other number of keys.
+    """
     keys = as_keys(key)
     if keys.shape == (rows,):
         return keys

@@ -137,7 +137,11 @@ class Request(NamedTuple):
 
 
 def read_request(lm: LM, prompts: Prompts, settings: TextParams, sequences: int = 1) -> Request:
-    """Encode each prompt `sequences` times, and check lengths, stop ids, stop strings and lookup."""
+    """Encode each prompt for `sequences` texts, and check lengths, stop ids, stop strings and lookup.
+
+    Raises:
+        UserError: if a prompt or a setting is invalid, a text exceeds the context, or `lm` is not an LM.
+    """
     lm = for_decoding(lm)
     model = lm.config.model
     tokenizer = lm.tokenizer

@@ -86,7 +86,10 @@ class TextStream:
         return piece
 
     def _append(self, ids: Sequence[int], log_p: Sequence[float]) -> None:
-        """Append ids up to a stop id, a negative id or the limit, and their log probabilities."""
+        """Append ids up to a stop id, a negative id or the limit, and their log probabilities.
+
+        Raises `UserError` for `NOT_A_NUMBER`.
+        """
         for n, i in enumerate(ids):
             if i == NOT_A_NUMBER:
                 raise UserError(DIVERGED)
