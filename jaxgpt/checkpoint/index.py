@@ -24,7 +24,7 @@ def saved_steps(directory: Path) -> list[int]:
     A checkpoint is a directory named by its step: files, broken links and names such as `007` are ignored.
 
     Raises:
-        UserError: if the directory cannot be read: a run must not start from step 0 again because of its permissions.
+        UserError: if the directory cannot be read: the run must not start again from step 0, because checkpoints may exist.
     """
     steps = []
     with (

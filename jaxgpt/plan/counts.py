@@ -36,14 +36,14 @@ class Counts(NamedTuple):
     """Costs of a step on one device. Each number is an affine function of the number of layers."""
 
     memory: dict[str, float]  # bytes of the arguments of the step and of the gradients, by kind
-    model_flops: float  # model FLOPs of a step
+    model_flops: float  # model FLOPs of a step on this device
     useful_flops: float  # this device's equal share of the model's FLOPs
     flops: float  # FLOPs of a microbatch, with recomputation
     flops_without_remat: float  # FLOPs of a microbatch, without recomputation
     saved: float  # bytes that a microbatch saves for the backward pass
     saved_without_remat: float  # bytes saved without rematerialization
     saved_pairs: float  # bytes of `saved` in arrays with a row for each pair of token and expert
-    saved_pairs_without_remat: float  # bytes of `saved_without_remat` in such arrays
+    saved_pairs_without_remat: float  # bytes of `saved_without_remat` in arrays with a row for each pair
     weights: float  # elements of the weights, gathered along fsdp
     reference_weights: float  # elements of the frozen weights of the objective, gathered along fsdp
     gradients: GradientElements

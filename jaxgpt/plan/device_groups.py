@@ -61,7 +61,7 @@ class DeviceGroup(NamedTuple):
 
         differing = set[str]()
         for devices in self.pairs or (self.devices,):
-            coordinates = np.unravel_index(np.array(devices, int), shape)  # along each axis, of all devices
+            coordinates = np.unravel_index(np.array(devices, int), shape)  # an array of all devices for each axis
             differing |= {axis for axis, x in zip(mesh, coordinates, strict=True) if len(np.unique(x)) > 1}
         return tuple(axis for axis in mesh if axis in differing)
 

@@ -63,7 +63,7 @@ def estimate(config: Config, topology: Topology, work: Work = NEXT_TOKEN) -> Ste
     traffic = _memory_traffic(config, memory, counts)
     flops = count * counts.flops
 
-    # Every program sends at least these bytes. Joined collectives have mean sizes, so the bytes are added before.
+    # Every program sends at least these bytes. Joined collectives have mean sizes, so the bytes are added before joining.
     collectives = _collectives(config, topology, work, counts)
     links = sum(each.sent * each.needed for each in collectives if not each.between_slices)
     network = sum(each.sent * each.needed for each in collectives if each.between_slices)

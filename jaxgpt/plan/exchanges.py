@@ -76,7 +76,7 @@ def gradient_sums(step: StepSizes) -> Iterator[Collective]:
     count = step.microbatches
     gradients = step.gradients
     if not step.config.lora.rank:
-        # The gradient of an untied token table arrives in exchanged rows.
+        # The gradient of an untied token table is exchanged in rows (`embedding_exchanges`), not scattered.
         table = untied_table_elements(step.config.model, step.vocab_size) / step.mesh["fsdp"]
         gradients = gradients._replace(scattered=gradients.scattered - table)
     # A program may add the gradients of all microbatches first.

@@ -24,7 +24,7 @@ class Trace(NamedTuple):
     """The costs of one microbatch on one device, found by tracing."""
 
     saved: float  # bytes of the arrays in device memory that the forward pass saves for the backward pass
-    largest: float  # bytes of the largest of these arrays
+    largest: float  # bytes of the largest saved array
     of_pairs: float  # bytes of the saved arrays with a row for each pair of token and expert
     flops: float  # FLOPs of matrix products and attention kernels, with recomputation
 

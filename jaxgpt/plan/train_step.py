@@ -74,7 +74,7 @@ def compile_step(
         hbm_bytes=_step_hbm_bytes(cost.hbm_bytes, state_traffic, program.batches.microbatches.accumulation),
     )
     has_custom_parts = any(part is not None for part in (ops, rules, model, optimizer, objective))
-    if has_custom_parts:  # the estimate does not include them
+    if has_custom_parts:  # parts that the estimate does not include
         return cost
 
     # The estimate adds lower bounds that include activations, and what the compiler does not count: recomputation and, on

@@ -70,7 +70,7 @@ def different_setting(a: ModelConfig, b: ModelConfig) -> str:
     """Return the name of a setting with an effect on logits that differs between two models, or ""."""
     without_effect = set(WITHOUT_EFFECT)
     if a.positions != "learned":
-        without_effect.add("block_size")  # the maximum number of positions; learned positions are weights
+        without_effect.add("block_size")  # without learned positions, only a limit on the length
     for name in vars(a):
         if name not in without_effect and getattr(a, name) != getattr(b, name):
             return name
@@ -78,7 +78,7 @@ def different_setting(a: ModelConfig, b: ModelConfig) -> str:
 
 
 def open_reference(config: Config, run: Run | None) -> WeightSource | None:
-    """Open the frozen weights that the objective of a run reads, without reading them.
+    """Open the frozen weights that the objective of a run reads, without reading them onto devices.
 
     Args:
         config: settings of the run.

@@ -33,7 +33,7 @@ class PairLogP(NamedTuple):
 
     Attributes:
         log_p_B2: log p of the chosen and the rejected answer, summed over the tokens of the answer, float32.
-        tokens_B2: number of these tokens, float32; 0 for rows of padding.
+        tokens_B2: number of tokens of each answer, float32; 0 for rows of padding.
         sides: side outputs of the blocks, means over both answers, `[B]` or `[B, ...]`.
     """
 

@@ -33,7 +33,7 @@ class MicrobatchLogP:
         self._weights = weights
         self._total = total
         self._progress = progress
-        self._computed = 0  # pairs of all calls
+        self._computed = 0  # number of pairs computed by all calls
         self._poll = Poll(program.mesh, lag=0)
         self._log_p = partial(reference_log_p, program.model.apply, program.config.train.loss_chunk)
 

@@ -58,7 +58,7 @@ def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
 
 
 def mean_difference(difference_BT: np.ndarray, windows_BT3: np.ndarray) -> float:
-    """Return the mean over answers of the mean difference of their targets."""
+    """Return the mean over answers of the mean absolute difference at their targets."""
     is_target_BT = windows_BT3[:, :, 1] >= 0
     difference_B = difference_BT.sum(1) / is_target_BT.sum(1)
     return float(difference_B.mean())

@@ -62,7 +62,7 @@ def describe_preferences(data: Data) -> PairsDescription:
     rejected_lengths = np.array([pair.rejected.is_target.sum() for pair in pairs])
     longest = max(len(text.ids) for pair in pairs for text in pair)
 
-    # Pairs are described regardless of windows: omit the part about them.
+    # Pairs are described regardless of windows: omit the part about windows.
     source = [part for part in data.source.split("; ") if not part.startswith("windows ")]
     return {
         "source": "; ".join(source),

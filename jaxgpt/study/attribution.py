@@ -87,7 +87,7 @@ def _attribution(
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)
     if "pos_embed" in parts:
-        # `[1, T, D]`, added to the embedding of each row: in each row, both have the same gradient.
+        # Position embeddings `[1, T, D]` are added to the token embeddings of each row, so both have the same gradient.
         gradients["pos_embed"] = gradients["embed"]
 
     def contribution(name: str, axes: tuple[int, ...] = (1, 2)) -> jax.Array:

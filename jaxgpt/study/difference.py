@@ -122,7 +122,7 @@ def difference(a: SeedGroup, b: SeedGroup) -> Difference:
     if len(a_windows[0].sums_W) == 1:  # the variance over one window is unknown
         return found
 
-    # Losses [S, W] of each group, or the differences of the pairs.
+    # Stack the losses [S, W] of each group, or the differences of the pairs.
     a_SW = np.stack([losses.means for losses in a_windows])
     b_SW = np.stack([losses.means for losses in b_windows])
     parts = [a_SW - b_SW] if found.pairs else [a_SW, -b_SW]

@@ -33,8 +33,8 @@ class InspectedArrays(NamedTuple):
     log_p_PV: Any  # log probabilities of the next token
     stream_LPD: Any  # residual stream: the input of each block, and the output of the last block
     attention_LNPP: Any  # attention weights
-    lens_LP: Any  # ids of the logit lens
-    lens_p_LP: Any  # probabilities of these ids
+    lens_LP: Any  # most probable ids of the logit lens
+    lens_p_LP: Any  # probabilities of `lens_LP`
     loss_increase_LN: Any  # increase of the loss per token with each head ablated; None: not computed
 
     def without_padding(self, length: int) -> InspectedArrays:

@@ -57,7 +57,7 @@ class Inspection(NamedTuple):
     """
 
     source: str  # run and step of the model (`LM.source`); empty: built in Python
-    ids: list[int]  # `[T]`
+    ids: list[int]  # ids of the text, `[T]`
     tokens: list[str]  # texts of the ids
     prompt: int  # number of prompt tokens, before the greedily generated tokens
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`

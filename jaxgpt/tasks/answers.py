@@ -106,7 +106,7 @@ def _by_settings(prompts: Sequence[GenerationRequest]) -> list[tuple[AnswerSetti
     """Return each distinct value of the settings and the indices of its prompts."""
     groups: list[tuple[AnswerSettings, list[int]]] = []
     for n, prompt in enumerate(prompts):
-        for settings, members in groups:  # a linear search: settings are not hashable, and there are few
+        for settings, members in groups:  # a linear search: the few distinct settings are not hashable
             if settings == prompt.settings:
                 members.append(n)
                 break

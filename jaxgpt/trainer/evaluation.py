@@ -68,7 +68,7 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
     if not len(starts):
         raise UserError(f"the split has no window to evaluate: it has {len(split):,} tokens; use a longer text")
 
-    # Indices of windows: of the windows common to all evaluations of the run, and of the windows of this evaluation.
+    # Choose windows by index: `shared` is common to all evaluations of the run, and `chosen` is for this evaluation.
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     chosen = np.arange(len(starts)) if watch.final else shared
     rows = Windows(split, starts[chosen], T)

@@ -34,7 +34,7 @@ class EvaluationFile(Listener):
         assert self._path is not None, "a run has started"
         if not isinstance(result, Evaluation) or result.rows is None or result.windows > MOST_WINDOWS:
             return
-        if step == self._step or not is_leader():  # the first evaluator has written the file
+        if step == self._step or not is_leader():  # written after an earlier evaluator, or by process 0
             return
         self._step = step
         losses = WindowLosses(self._digest_of(result.rows), result.sums, result.counts)

@@ -51,7 +51,7 @@ class Watch(NamedTuple):
     wait: Callable[[Future[Any]], None] = lambda future: None
 
 
-NO_RUN = Watch()  # for an evaluation outside a run
+NO_RUN = Watch()  # state of an evaluation outside a run
 
 
 class Measured(NamedTuple):

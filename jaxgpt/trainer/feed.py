@@ -76,8 +76,8 @@ class DataFeed(Feed):
         config = program.config
         first_row = 0
         if last:
-            # The row at which step 0 would have to begin, so that step `last.step` begins with the first unused row. For
-            # example, 5 steps of 8 rows, resumed with 6 rows per step: row 40 - 5 * 6 = 10.
+            # Compute the row at which step 0 would have to begin, so that step `last.step` begins with the first unused row.
+            # For example, 5 steps of 8 rows, resumed with 6 rows per step: row 40 - 5 * 6 = 10.
             used_rows = last.tokens // config.row_tokens
             first_row = used_rows - last.step * config.train.batch_size
         self.batches = Batches.of(config, data.train, first_row)

@@ -56,7 +56,7 @@ class ObjectiveOfPost(Protocol):
 
 
 class ProgramParts(NamedTuple):
-    """Parts of a program that replace those of the settings, as the arguments of `build` with these names; None: not given."""
+    """Parts of a program that replace the parts from the settings, as the arguments of `build` do; None: not given."""
 
     optimizer: optax.GradientTransformation | None = None
     frozen: Any = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxgpt.checkpoint.info import Info
 
 # Names of entries that the training loop adds to a line. The sums of an objective must have different names, even after an
-# evaluation adds the prefix `val_` to them.
+# evaluation adds the prefix `val_` to the names.
 HOST_METRICS = """
     step lr load_entropy largest_share tokens elapsed_seconds tokens_per_second mfu data_wait_seconds device_memory_bytes
     val_loss val_stderr val_windows val_seconds val_data changed seconds_left ended stderr windows seconds data

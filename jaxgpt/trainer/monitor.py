@@ -29,10 +29,10 @@ COMPUTING = "computing"
 class Timeouts(NamedTuple):
     """Time limits of the monitor in seconds, and the factor `slower`."""
 
-    step: float = 180.0  # for a step, before the run counts as stuck
-    stage: float = 1800.0  # for compiling, a part of an evaluation, or saving a checkpoint
+    step: float = 180.0  # limit of a step, after which the run counts as stuck
+    stage: float = 1800.0  # limit of compiling, of a part of an evaluation, and of saving a checkpoint
     slower: float = 10.0  # minimum of each limit, as a multiple of the longest step so far
-    stop: float = 20.0  # for reaching the next step after a signal
+    stop: float = 20.0  # limit of reaching the next step after a signal
     every: float = 1.0  # interval between checks
 
 
@@ -54,7 +54,7 @@ class Monitor(Listener):
         note: called with a one-line message, if the run is stuck.
         timeouts: see `Timeouts`.
         clock: monotonic time in seconds.
-        end: called with a line and an exit code, if the run is stuck and a signal requests a stop.
+        end: called with a line and an exit code, if the run does not react to a request to stop.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Recorder:
         self._began = time.perf_counter() - file.elapsed_seconds
         self._waited = 0.0  # seconds waited for data since the last line
 
-        self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()  # calls: their steps and metrics
+        self._in_flight: deque[tuple[range, dict[str, jax.Array]]] = deque()  # steps and metrics of each call
         self._ended: deque[_Ended] = deque()  # steps whose metrics have not been checked
 
     def started(self, last: Info | None) -> None:

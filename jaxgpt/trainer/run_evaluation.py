@@ -36,7 +36,7 @@ class Evaluate:
     monitor: Monitor
 
     def __call__(self, state: TrainState) -> bool:
-        """Evaluate and save a state; return False if the evaluation was interrupted; then nothing is saved."""
+        """Evaluate and save a state; return False, without saving the state, if the evaluation was interrupted."""
         record = self.record
         record.read()  # error if the run has diverged
         began = time.perf_counter()

@@ -48,9 +48,9 @@ class Speed:
         self.mfu = mfu
         self.tokens_per_step = config.train.batch_size * config.row_tokens
         self._began = 0.0  # end time of the first call
-        self._first = 0  # steps done at that time
-        self._excluded = 0.0  # excluded seconds
-        self._calls: deque[_Call] = deque()  # recent calls
+        self._first = 0  # number of steps of the run at the end of the first call
+        self._excluded = 0.0  # seconds excluded from the speed
+        self._calls: deque[_Call] = deque()  # ends of recent calls
 
     def call_ended(self, done: int) -> CallSpeed:
         """Record the end of a call, after `done` steps of the run."""

@@ -47,7 +47,7 @@ def restarted_state(program: Program, checkpoint: Path) -> TrainState:
     mesh = program.mesh
     abstract = program.abstract
 
-    # The statistics start again, and a checkpoint may lack an EMA.
+    # Read neither the statistics, which start again, nor an EMA that the checkpoint lacks.
     unread: dict[str, Any] = {"skip": None}
     if not (checkpoint / "ema").is_dir():
         unread["ema"] = None
