@@ -109,7 +109,7 @@ def check_renames(directory: Path, shown: Path) -> None:
         file = probe / "part" / "file"
         try:
             file.write_bytes(b"0")
-        except OSError as e:  # a flush to a full disk has no path
+        except OSError as e:  # without a path, if the flush fails, such as on a full disk
             raise OSError(e.errno, e.strerror, str(file)) from None
         try:
             probe.rename(renamed)

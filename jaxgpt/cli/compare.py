@@ -78,7 +78,7 @@ def _check_objective(settings: Mapping[str, Mapping[str, Any]]) -> None:
     first, *others = settings
     names = [name for name in settings[first] if name.startswith("post.")]
     if settings[first]["post.objective"] in WITH_REFERENCE and not settings[first]["post.reference"]:
-        names.append("init_from")  # the reference
+        names.append("init_from")  # the reference is the run of the initial weights
     for other in others:
         for name in names:
             if settings[other][name] != settings[first][name]:

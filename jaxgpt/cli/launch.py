@@ -28,7 +28,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.signals import SIGNALS, restore_signals
 
 HERE = "127.0.0.1"
-STDERR_LINES = 200  # maximum lines of standard error to keep per process
+STDERR_LINES = 200  # maximum number of lines of standard error to keep per process
 DEVICES = "JAX_NUM_CPU_DEVICES"  # environment variable with the number of CPU devices of a process
 PATIENCE = 90  # seconds between the first nonzero exit code and SIGKILL for the remaining processes
 

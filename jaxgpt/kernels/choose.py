@@ -146,7 +146,7 @@ def _problem(name: str, config: Config, target: Target) -> str:
 
 def _cudnn_problem(config: Config, capability: str) -> str:
     """Return why cuDNN attention cannot run with a config on a GPU of a compute capability, or ""."""
-    if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
+    if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD GPUs have names, such as gfx942
         return "needs an NVIDIA GPU of compute capability 8.0 or more"
     widest = 128 if capability[0] == "8" else 256
     if config.train.compute_dtype == "float32":

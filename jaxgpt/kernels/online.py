@@ -23,7 +23,7 @@ from jaxgpt.ops import Array
 from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible
 
 TILE = 512  # maximum number of queries or keys of a tile
-SCORES = 2**24  # maximum scores of a pair of tiles, over all rows and heads (64 MiB); above it, tiles are halved
+SCORES = 2**24  # maximum number of scores of a pair of tiles in all rows and heads (64 MiB); above: smaller tiles
 LEAST_LIMIT = 128  # minimum of the halved `TILE`, regardless of the number of scores
 LOWEST = -1e30  # score of a hidden key, and initial running maximum
 

@@ -26,7 +26,7 @@ SHORTEST = 128  # minimum sequence length in tokens for a speedup from tiles (me
 TILE = 256  # tokens per tile, unless this needs fewer than FEWEST_TILES or more than MOST_TILES
 FEWEST_TILES = 2
 MOST_TILES = 8  # every tile adds code to compile
-SCORES = 2**15  # maximum scores per group of several heads (128 KiB); groups amortize the overhead of each operation
+SCORES = 2**15  # maximum number of scores of a tile, per group of several heads (128 KiB); groups amortize overhead
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 

@@ -22,9 +22,9 @@ from jaxgpt.train import step
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.side_outputs import router_penalties
 
-LENGTH = 48  # maximum tokens per row of a forward pass; fewer in a short context
+LENGTH = 48  # maximum number of tokens per row of a forward pass; fewer in a short context
 ROWS = 8  # rows of a batch for gradients, shardable over 2, 4 or 8 devices
-BATCH_LENGTH = 24  # maximum tokens per row of a batch for gradients; fewer in a short context
+BATCH_LENGTH = 24  # maximum number of tokens per row of a batch for gradients; fewer in a short context
 FLOOR = 1e-3  # minimum scale of a leaf, relative to the largest magnitude in its tree
 
 
