@@ -1,6 +1,6 @@
 """Time of init and first step, including compilation, by depth, with scanned and unrolled layers.
 
-python benchmarks/depth.py                      4, 12 and 48 layers, 32 wide; a minute or two
+python benchmarks/depth.py                      4, 12 and 48 layers, 32 wide; a few minutes on 2 cores
 python benchmarks/depth.py --depths 4 --json    a quick check
 """
 

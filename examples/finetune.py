@@ -50,7 +50,7 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
         init_from=str(weights_at(run).absolute()),
         data=DataConfig(path=text, tokenizer=str(Path(run, "tokenizer.json").absolute())),
         lora=LoraConfig(rank=4, targets="q_proj,v_proj"),
-        optim=OptimConfig(),  # defaults instead of the base's settings: no support for adapters in Muon
+        optim=OptimConfig(),  # defaults instead of the base's settings: Muon does not support adapters
         train=TrainConfig(steps=steps, batch_size=8, eval_every=25),
     )
     data = open_data(config, base.tokenizer)
