@@ -39,7 +39,7 @@ from jaxgpt.strict_json import parse_json
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """Paths of a run."""
+    """A run directory: its paths, and functions that read its settings and tokenizer."""
 
     path: Path
 

@@ -156,7 +156,7 @@ def block_sums(step: StepSizes) -> Iterator[Collective]:
     times = model.n_layer * step.microbatches
     avoidable = 0
 
-    # Bytes per element of each sum of a block, forward and backward.
+    # List the bytes per element of each sum of a block, forward and backward.
     compute = step.element_bytes
     widths = [compute, compute]  # attention
     if model.n_experts:

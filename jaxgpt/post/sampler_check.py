@@ -41,7 +41,7 @@ def check_sampler(difference_BT: np.ndarray, dtype: str) -> None:
     """Raise `UserError` if log probabilities of a rollout differ from training in float32, or are not finite.
 
     In bfloat16, rounding differs between the sampler and training: 0.04 nats on average for SmolLM2, up to 0.17. The
-    metric `rollout_batch.DIFFERENCE` is the mean difference.
+    metric `rollout_batch.DIFFERENCE` is the mean absolute difference.
 
     Args:
         difference_BT: absolute differences, 0 without a target.

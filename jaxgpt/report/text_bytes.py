@@ -10,7 +10,7 @@ from jaxgpt.data import Data
 from jaxgpt.data.mixed_sources import MixedData
 from jaxgpt.report.blocks import sample
 
-COMPRESSED = 1 << 20  # maximum bytes of held-out text to compress
+COMPRESSED = 1 << 20  # maximum bytes of validation text to compress
 DECODED = 1 << 18  # tokens to decode at a time
 
 
@@ -44,7 +44,7 @@ def bytes_per_token(data: Data, limit: int = 1 << 62) -> float:
 
 
 def compressed_bits(data: Data) -> float:
-    """Compress the first `COMPRESSED` bytes of validation text (DEFLATE, level 9); return bits per byte."""
+    """Compress validation text, at most its first `COMPRESSED` bytes (DEFLATE, level 9); return bits per byte."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
     compressed = zlib.compress(text, 9, wbits=-15)
     return 8 * len(compressed) / len(text)

@@ -62,7 +62,7 @@ class TaskScores:
 
     Attributes:
         tasks: the loaded tasks.
-        limit: number of samples of each task; None: all.
+        limit: maximum number of samples of each task; None: all.
         chat_template: render the prompts with the model's chat template.
     """
 

@@ -45,7 +45,7 @@ class Tasks:
 
         Args:
             lm: model; its weights may be on a mesh.
-            limit: number of samples of each task; None: all.
+            limit: maximum number of samples of each task; None: all.
             chat_template: render the prompts with the model's chat template, and examples as earlier turns.
             progress: called with the number of finished requests of a kind, and the total.
 

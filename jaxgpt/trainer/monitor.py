@@ -109,7 +109,7 @@ class Monitor(Listener):
         return json.dumps(self._own_status())
 
     def check(self) -> None:
-        """Report a stuck run once, in process 0; end the process if the run does not react to a request to stop."""
+        """Report a stuck run once, in process 0; end this process if the run does not react to a request to stop."""
         if self._is_stuck() and not self._is_reported and is_leader():
             self._is_reported = True
             self.print_note(f"{self.explain()}; Ctrl-C or SIGTERM stops the run")
