@@ -100,7 +100,10 @@ def keep_compiled() -> None:
 
 
 def skip_missing_tpus() -> None:
-    """Without TPUs, keep JAX from searching for them: libtpu may be installed only for `jaxgpt plan`."""
+    """Without TPUs, keep JAX from searching for them: libtpu may be installed only for `jaxgpt plan`.
+
+    Has no effect if the user sets JAX_PLATFORMS.
+    """
     tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
     if "JAX_PLATFORMS" not in os.environ and not tpus:
         quiet_libtpu()

@@ -182,7 +182,7 @@ def _reward(lm: LM, data: Data, named: tuple[str, ...], activity: Progress) -> R
 
 
 def _divergence(lm: LM, run: Run, data: Data, activity: Progress) -> DivergenceResult:
-    """Compute the divergence from the teacher of a run, on answers to prompts."""
+    """Compute the divergence of a model from its teacher, the reference of its run, on sampled answers to prompts."""
     teacher = open_trained_reference(run)
     assert teacher is not None
     program = build_program(_on_this_machine(lm.config), teacher.source.config.model, frozen=teacher.argument)

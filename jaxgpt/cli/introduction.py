@@ -132,7 +132,7 @@ def _distillation(config: Config) -> str:
 
 
 def _reference(config: Config, epochs: float) -> str:
-    """Return when a run on preference pairs computes its reference, or "" without a reference."""
+    """Describe when a run on preference pairs computes its reference; return "" without a reference."""
     post = config.post
     if not (post.is_preference and post.has_reference):
         return ""

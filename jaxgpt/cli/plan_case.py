@@ -67,7 +67,7 @@ def make_case(target: str, topology: str, slices: int, settings: Mapping[str, An
 
 
 def _objective(config: Config) -> str:
-    """Return the name of the objective with its teacher or, on preference pairs, when its reference is computed."""
+    """Describe the objective: its name, and its teacher or, on preference pairs, the time of computing its reference."""
     post = config.post
     if post.is_distillation:
         return f"{post.objective}, teacher {post.reference}"

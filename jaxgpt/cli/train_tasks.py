@@ -32,7 +32,7 @@ class TrainTasks(NamedTuple):
             check_unused(self._details, "without --tasks")
 
     def words(self) -> list[str]:
-        """Return the options as on a command line."""
+        """Return the options that are set, as on a command line."""
         details = [f"{option}={value}" for option, value in self._details.items() if value]
         return [f"--tasks={self.names}", *details]
 

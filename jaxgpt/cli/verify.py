@@ -66,7 +66,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
 
 
 def _damaged(target: str) -> list[str]:
-    """Describe the checkpoints of a run that do not match the digests in their checkpoint.json."""
+    """Describe the damaged checkpoints of a run (`find_damage`); return [] for a preset."""
     from jaxgpt.checkpoint.index import saved_steps
     from jaxgpt.checkpoint.intact import find_damage
     from jaxgpt.checkpoint.run import Run
