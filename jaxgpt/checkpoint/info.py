@@ -108,7 +108,7 @@ def read_info(path: Path) -> Info:
 
 
 def replace_info(path: Path, info: Info) -> None:
-    """Replace the checkpoint.json of a sealed checkpoint, except its digests, atomically."""
+    """Atomically replace the checkpoint.json of a sealed checkpoint; the digests of the other files are kept."""
     digests = read_info(path).sha256
     write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
 

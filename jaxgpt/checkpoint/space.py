@@ -92,7 +92,7 @@ def most_checkpoints(train: TrainConfig) -> int:
 def format_bytes(count: float) -> str:
     """Format a number of bytes with a decimal unit, as in "1.2 GB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # larger numbers have four digits or more when rounded
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"

@@ -95,13 +95,13 @@ def _base(target: str, settings: Mapping[str, Any]) -> Config:
         return preset(DEFAULT)
     if target in PRESETS or _is_run(target):
         return named_config(target)
+    if not Path(target).exists():
+        near = did_you_mean(target, [*PRESETS, *beside(target)])
+        raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     if sets_data:
         raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
-    if Path(target).exists():
-        base = preset(DEFAULT)
-        return replace(base, data=replace(base.data, path=target))
-    near = did_you_mean(target, [*PRESETS, *beside(target)])
-    raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
+    base = preset(DEFAULT)
+    return replace(base, data=replace(base.data, path=target))
 
 
 def _report_config(base: Config, settings: Mapping[str, Any], is_run: bool) -> Config:

@@ -153,7 +153,7 @@ def _attention(
 
     k_BKSH, v_BKHS = with_heads_of_queries(q_BTNH, k_BKSH, v_BKHS)
     division = division_of(q_BTNH, place)
-    # check_vma=False: the derivative is defined on each device.
+    # check_vma=False: the branches of `online.add_keys` do not annotate which mesh axes their results vary over.
     divided = jax.shard_map(local, in_specs=(division.inputs,), out_specs=division.queries, check_vma=False)
     return divided(AttentionInputs(q_BTNH, k_BKSH, v_BKHS, place, row_place=place))
 

@@ -144,7 +144,7 @@ def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Arr
 def _backward(window: int, saved: tuple[_Inputs, _Results], dout: Array) -> tuple[Array | None, ...]:
     inputs, results = saved
     repeated = inputs.with_heads_of_queries()
-    # Transpose the keys outside the loop: inside, XLA would fuse the transposition with the product.
+    # Transpose the keys once, outside the loop: inside, XLA would fuse the transposition with each product.
     k_NHS = repeated.k_NSH.swapaxes(1, 2)
     backward = functools.partial(_backward_heads, window)
     dq, dk_of_q, dv_of_q = _over_heads(backward, repeated, results, dout, k_NHS)

@@ -39,8 +39,8 @@ def joined(config: DistributedConfig, is_reported: Callable[[Exception], bool] =
 
     Args:
         config: number, index and coordinator of the processes, and time limits.
-        is_reported: returns whether the caller reports an error of the block, and then calls `exit_process`. Other errors
-            are printed with their stack trace here.
+        is_reported: returns whether the caller reports an error of the block, and then calls `exit_process`. With several
+            processes, other errors are printed here with their stack trace, or in one line if another process failed.
 
     Raises:
         UserError: if JAX cannot join the processes; after `join_seconds`, the process exits instead.

@@ -56,7 +56,8 @@ def evaluate(program: Program, params: Any, split: Split, watch: Watch = NO_RUN)
         program: the compiled functions.
         params: trained parameters or their EMA, on their devices.
         split: the split to evaluate.
-        watch: the state of the run; before the last evaluation, `train.eval_windows` windows are evaluated (0: all).
+        watch: the state of the run: the last evaluation uses all windows, other evaluations use at most
+            `train.eval_windows` windows (0: all).
 
     Raises:
         UserError: if the split has no window, or all targets are masked in the windows common to all evaluations of a run.

@@ -18,7 +18,10 @@ from jaxgpt.trainer.windows import MOST_WINDOWS, WindowLosses, digest, write_win
 
 
 class EvaluationFile(Listener):
-    """Writes the loss of each window in the last evaluation to evaluation.json in the run directory."""
+    """Writes the loss of each window to evaluation.json in the run, replacing the file after each evaluation.
+
+    Evaluations of more than `MOST_WINDOWS` windows are not written.
+    """
 
     def __init__(self) -> None:
         self._path: Path | None = None  # directory of the run

@@ -160,6 +160,6 @@ def test_the_largest_number_is_reached_and_never_exceeded(
     assert largest == most_checkpoints(train)
 
 
-@pytest.mark.parametrize(("count", "text"), [(12, "12 bytes"), (1234, "1.23 kB"), (5e9, "5 GB")])
+@pytest.mark.parametrize(("count", "text"), [(12, "12 bytes"), (1234, "1.23 kB"), (999_700, "1 MB"), (5e9, "5 GB")])
 def test_sizes_have_units(count: float, text: str) -> None:
     assert format_bytes(count) == text

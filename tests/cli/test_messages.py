@@ -134,6 +134,7 @@ data prepare src --out src --tokenizer bpe -> --out src is a source: choose a di
 data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
 data prepare src --out run --tokenizer bpe -> run has files, but not from this version of jaxgpt data prepare
 data report text.txt --data.path text.txt -> text.txt is the path of the data: omit --data.path and --data.mix
+data report nosuch --data.path text.txt -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
 data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
 data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: pass --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path

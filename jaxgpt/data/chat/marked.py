@@ -134,7 +134,7 @@ class MarkedAnswers(NamedTuple):
         answer_end = self._end_of(renderings.after(n), text)
         if answer_end is None:
             return None
-        # A template may render the end between messages, but not after the last one.
+        # A template may render the token that ends a turn (`TurnEnd.added`) between messages, but not after the last message.
         name = self.end.added
         is_rendered = name != "" and text.startswith(name, answer_end)
         end_text = name if is_rendered else self.end.text

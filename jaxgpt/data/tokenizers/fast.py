@@ -37,10 +37,10 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
-        """Encode with tiktoken, otherwise with the tokenizer."""
+        """Encode with tiktoken or, if the text exceeds a limit of tiktoken's regular expressions, with the tokenizer."""
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
-        except UserError:  # text that exceeds a limit of tiktoken's regular expressions
+        except UserError:
             return tokenizer.encode(text)
 
     return encode
