@@ -72,7 +72,7 @@ class BeamParams(Section):
     length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
     early_stopping: bool | Literal["true", "false", "never"] = setting(
         False,
-        "true: stop at num_beams texts; false: when a better text is unlikely; never: when a better text is impossible",
+        "true: stop at num_beams finished texts; false: if a better text is unlikely; never: if a better text is impossible",
     )
 
     def converted(self) -> Mapping[str, Any]:

@@ -138,7 +138,7 @@ PRESETS = {
                               prompt="what is statquest <EOS>", sample_tokens=2),
             mesh=MeshConfig(data=1),
         ),
-        "loss 0.14 and both questions answered, in 5 seconds",
+        "loss 0.14 and both questions answered, in 5 seconds on 2 cores",
     ),
     "induction": Preset(
         "Two layers of attention without MLPs, on repeated random strings: the loss drops when an induction head forms.",
@@ -215,7 +215,7 @@ PRESETS = {
             train=TrainConfig(steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240,
                               eval_batch_size=64),
         ),
-        "validation loss 1.90 in 2 minutes on 2 cores (nanoGPT ends at 1.898 on the whole split)",
+        "validation loss 1.90 in 2 minutes on 2 cores (nanoGPT ends at 1.898 on the complete split)",
     ),
     "nanogpt-gpu": Preset(
         "nanoGPT's GPU recipe, setting for setting (karpathy/nanoGPT, config/train_shakespeare_char.py, as of 2025-11).",

@@ -72,7 +72,9 @@ class TrainConfig(Section):
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
     accumulation: int = setting(1, "gradient accumulation: microbatches per step, divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
-    eval_every: int = setting(250, "steps between evaluations; the last evaluation uses the complete split", 1)
+    eval_every: int = setting(
+        250, "steps between evaluations; the evaluation after the last step uses the complete split", 1
+    )
     patience: int = setting(
         0, "stop after this many evaluations without a lower validation loss (with rewards, higher reward); 0: off", 0
     )
@@ -123,11 +125,15 @@ class MeshConfig(Section):
 
     prefix = "mesh"
 
-    data: int = setting(-1, "devices that split the batch and replicate the weights; -1: all remaining devices", -1)
-    fsdp: int = setting(1, "devices that split both the batch and the weights; -1: all remaining devices", -1)
+    data: int = setting(-1, "devices that split the batch and replicate the weights; -1: the remaining devices", -1)
+    fsdp: int = setting(
+        1, "devices that split both the batch and the weights; -1: the remaining devices that divide the width", -1
+    )
     expert: int = setting(1, "devices that split both the batch and the experts of each block", 1)
     context: int = setting(1, "devices that split the positions of each window", 1)
-    tensor: int = setting(1, "devices that split heads, MLP and vocabulary; -1: all remaining devices", -1)
+    tensor: int = setting(
+        1, "devices that split heads, MLP and vocabulary; -1: the remaining devices that divide these", -1
+    )
 
     def check(self) -> Iterator[str]:
         for axis, size in vars(self).items():
