@@ -16,7 +16,7 @@ class DistributedConfig(Section):
     prefix = "distributed"
 
     coordinator: str = setting(
-        "", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, MPI and GKE, otherwise none"
+        "", "HOST:PORT of process 0, auto or none; empty: auto on Slurm, Open MPI and GKE with TPUs, otherwise none"
     )
     num_processes: int = setting(0, "number of processes, if the coordinator is HOST:PORT")
     process_id: int = setting(-1, "index of this process, from 0")

@@ -216,7 +216,7 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
 
 
 def spec_of_shape(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Shard an array without logical axes along the largest axis that the mesh divides, over fsdp, tensor or both.
+    """Shard an array without logical axes over the most devices, along fsdp, tensor or both, in its largest divisible axis.
 
     An array with fewer than `SMALL` elements, or without such an axis, is replicated.
     """
