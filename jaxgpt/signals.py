@@ -130,6 +130,15 @@ def exit_on_signals() -> None:
     threading.Thread(target=_watch, args=[receiver], daemon=True).start()
 
 
+def interrupt_silently() -> None:
+    """After `exit_on_signals`, let SIGINT end the process without a traceback.
+
+    Call this after the command: exit handlers, such as JAX's, would print the KeyboardInterrupt as an ignored exception.
+    """
+    if _process.is_watching and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _watch(receiver: socket.socket) -> None:
     """Handle the signals that arrive at a socket, one byte for each: count them, or end the process."""
     pressed = -TWICE  # monotonic time of the last Ctrl-C

@@ -117,6 +117,29 @@ def test_a_signal_outside_of_training_ends_native_code_with_a_line(name: str) ->
         process.kill()
 
 
+def test_an_interrupt_after_the_command_ends_exit_handlers_without_a_traceback() -> None:
+    """A second Ctrl-C may arrive while the exit handlers of JAX run."""
+    code = """
+import atexit, time
+from jaxgpt import cli
+
+def clean_up():
+    print("ready", flush=True)
+    time.sleep(60)
+
+atexit.register(clean_up)
+cli.main = lambda words: 0
+cli.entry()
+"""
+    process = start_entry(code)
+    try:
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+        assert process.returncode == -signal.SIGINT
+    finally:
+        process.kill()
+
+
 def test_a_signal_to_a_forked_process_does_not_end_its_parent() -> None:
     """Pools of `multiprocessing` end their workers with SIGTERM."""
     fork = """

@@ -19,7 +19,7 @@ from jaxgpt.early_end import with_advice
 from jaxgpt.errors import INTERRUPTED, UserError
 from jaxgpt.heap import tune_memory
 from jaxgpt.runtime import keep_compiled, set_quick_flag, skip_missing_tpus
-from jaxgpt.signals import exit_on_signals
+from jaxgpt.signals import exit_on_signals, interrupt_silently
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +78,7 @@ def entry(*before: str) -> None:
     with suppress(OSError, RuntimeError):  # without a home directory, compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
+    interrupt_silently()
     # Only `train` imports `join`. With several processes, a failed process does not wait for the others.
     if code and "jaxgpt.parallel.join" in sys.modules:
         from jaxgpt.parallel.join import exit_process
