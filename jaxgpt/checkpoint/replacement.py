@@ -53,7 +53,7 @@ def _move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def replaced_run(path: Path) -> Path | None:
-    """Return the directory of the old run that a new run in `path` replaces, or None once the new run has taken a step."""
+    """Return the directory of the old run that the run in `path` replaces; None: no old run, or the run has taken a step."""
     replaced = path / REPLACED
     is_kept = all((replaced / name).exists() for name in (CONFIG, MOVED, KEPT))
     is_run = (path / CONFIG).exists()

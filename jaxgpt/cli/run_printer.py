@@ -39,7 +39,7 @@ BELOW_STEP = " " * len("step     1: ")  # indent of a line below the line of an 
 
 
 class StartedRun(NamedTuple):
-    """A run that has started; fields as for `Listener.started`."""
+    """The arguments of `Listener.started`, except `step`."""
 
     program: Program
     data: Data

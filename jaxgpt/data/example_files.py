@@ -70,7 +70,8 @@ def read_examples(
         kind: kind of the records.
         encode: function that returns the example of a record; raises `UserError` for a record that cannot be used.
         count: function that adds to a `Skipped` what may be wrong with an encoded record, given its place and the record.
-        progress: called with the number of bytes read so far and the total.
+        progress: called with the number of bytes read so far and the total, for the training files and again for the
+            validation files.
 
     Raises:
         UserError: if a file cannot be read or a record cannot be used (unless `data.on_error` is skip), or no training

@@ -48,7 +48,7 @@ def compile_program(
     Args:
         lower: returns the lowered program, a `jax.stages.Lowered`.
         arguments: bytes of the program's arguments on a device, by kind.
-        flops: model FLOPs of the program on a device.
+        flops: computed and useful FLOPs of the program on a device.
         program: program of the run, for its config and mesh.
         topology: the hardware.
 

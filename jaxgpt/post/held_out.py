@@ -42,7 +42,7 @@ def answers_to(
 ) -> list[Generation] | None:
     """Answer prompts in the batches of `held_out_batches`; return None if interrupted.
 
-    Each answer has at least one id, including the id that ended it. `key` as for `sample`.
+    Each answer has at least one id, counting the id that ended it (`answer_ids`). `key` as for `sample`.
     """
     config = program.config
     assert watch.data is not None, "the data of the run"

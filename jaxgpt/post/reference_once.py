@@ -84,7 +84,8 @@ class PairFeed(DataFeed):
 class ReferencedFeeds(FeedOfSettings):
     """A function that makes the feed of a run (`Start.feed`): it computes the log probabilities of the pairs of the run.
 
-    A call computes them before the state of the run exists, and deletes the reference at its end.
+    A call computes these log probabilities before the state of the run exists. When it returns, the memory of the reference
+    is freed, except with adapters: their base stays in memory.
 
     Pairs are computed in microbatches, in the order of their first use in the run (`used_microbatches`). If the
     microbatches are the same, a resumed run computes bit-for-bit equal values. After a signal, the run stops at the next

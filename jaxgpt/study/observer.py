@@ -27,7 +27,7 @@ from jaxgpt.suggestions import did_you_mean
 # Names of activations may be patterns (`fnmatch`): `*` matches any part of a name.
 Taps = tuple[str, ...]  # names of the activations to return
 ActivationEdit = Callable[[jax.Array], Any]  # function from an activation to its replacement
-Edits = tuple[tuple[str, ActivationEdit], ...]  # names, and the edits of these activations
+Edits = tuple[tuple[str, ActivationEdit], ...]  # pairs of an activation's name and its edit
 
 
 class ForwardPass(NamedTuple):

@@ -23,7 +23,8 @@ from jaxgpt.tasks.requests import check_same, encode, prefix_id
 
 ANSWER_ROWS = 16  # texts generated in a batch
 ANSWER_BLOCK = 8  # tokens between two searches for stop strings: most answers of tasks are short
-SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")  # settings shared by requests and `generate`
+# Settings of requests that are passed to `generate` unchanged.
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class AnswerSettings(NamedTuple):

@@ -129,8 +129,8 @@ def distance(found: Any, expected: Any) -> float:
     The floor is for leaves that are zero in theory, such as the keys' bias gradient without RoPE: they hold rounding error.
 
     Returns:
-        The difference: 0 if the trees are equal; infinity if an element is non-finite, shapes differ, or all elements of b,
-        but not all elements of a, are zero.
+        The difference: 0 if the trees are equal; infinity if an element is non-finite, shapes differ, or all of
+        `expected` is zero but `found` is not.
     """
     pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
     sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]

@@ -180,13 +180,13 @@ def test_a_run_that_is_replaced_while_runs_are_listed_is_listed_last(monkeypatch
     for name in ("first", "second"):
         with new_run(f"runs/{name}", CONFIG, TOKENIZER):
             pass
-    stat = Path.stat
+    is_dir = Path.is_dir
 
-    def replaced(path: Path, **settings: bool) -> os.stat_result:
-        status = stat(path, **settings)
-        if path.is_relative_to("runs/second") and path.name == "config.json":
-            path.unlink()
-        return status
+    def replaced(path: Path, **settings: bool) -> bool:
+        """The config.json is deleted after it is found."""
+        if path == Path("runs/second/checkpoints"):
+            (path.parent / "config.json").unlink(missing_ok=True)
+        return is_dir(path, **settings)
 
-    monkeypatch.setattr(Path, "stat", replaced)
+    monkeypatch.setattr(Path, "is_dir", replaced)
     assert runs_near(Path("runs/zzzzz")) == " (existing runs: runs/first, runs/second)"

@@ -307,7 +307,7 @@ def test_tokenizers_without_an_equivalent_are_named(tmp_path: Path) -> None:
         value["pre_tokenizer"]["use_regex"] = False
 
     with pytest.raises(
-        UserError, match=r"llama\.cpp has no pre-tokenizer that splits words as in this tokenizer\.json"
+        UserError, match=r"knows no llama\.cpp pre-tokenizer that splits words as in this tokenizer\.json"
     ):
         describe_tokenizer(changed_bpe(tmp_path, split_at_a), 300)
 

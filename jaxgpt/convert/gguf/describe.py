@@ -98,7 +98,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> Algorithm:
     name = pre_tokenizer_name(content)
     if not name:
         raise UserError(
-            "llama.cpp has no pre-tokenizer that splits words as in this tokenizer.json: export a directory"
+            "jaxgpt knows no llama.cpp pre-tokenizer that splits words as in this tokenizer.json: export a directory"
         )
     return Algorithm(vocabulary, {"model": "gpt2", "pre": name})
 

@@ -67,7 +67,7 @@ def read_pre_tokenizer(metadata: Mapping[str, Any], where: str) -> PreTokenizer:
 
 
 def pre_tokenizer_name(content: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "" if there is no equivalent.
+    """Return llama.cpp's name of the pre-tokenizer of a tokenizer.json, or "" if jaxgpt knows no equivalent.
 
     NFC is the only accepted normalizer, although llama.cpp does not apply it.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from jaxgpt.data.files.lenient_json import parse_field, repeats_key
 from jaxgpt.errors import UserError, short_repr
 
-# Other names of the arguments of a call, which templates do not read.
+# Other names for the arguments of a call in data sets; templates read only `arguments`.
 ARGUMENTS = ("parameters", "args", "input", "kwargs")
 
 
