@@ -69,7 +69,7 @@ def holds_conversations(source: DataConfig) -> bool:
 
 
 def has_documents(config: Config) -> bool:
-    """Return whether the windows of a run have document ids, as windows of conversations always have."""
+    """Return whether the windows of a run have document ids; windows of conversations always have them."""
     if config.data.documents != "flow":
         return True
     for source in config.data.sources:

@@ -102,7 +102,7 @@ def describe(data: Data, progress: Progress = NO_PROGRESS) -> TextDescription:
 
 
 def _used_ids(splits: Sequence[Split], vocab_size: int, progress: Progress) -> np.ndarray:
-    """Return whether each id of the vocabulary occurs."""
+    """Return a boolean mask `[vocab_size]` of the ids that occur in the splits."""
     used = np.zeros(vocab_size, bool)
     for split in splits:
         for ids in blocks(split, READ, progress):

@@ -137,7 +137,11 @@ def changed_ranking(last: Info, parts: RunParts) -> str:
 
 
 def recorded_parts(info: Info) -> Mapping[str, str]:
-    """Return the parts of a checkpoint given in Python; older versions recorded only the checksum of frozen arrays."""
+    """Return the parts given in Python that a checkpoint records.
+
+    Checkpoints of older versions record only a checksum of frozen arrays: for these, the result is `frozen`, unless the
+    settings determine the arrays.
+    """
     if "given" in info.about:
         return info.about["given"]
     config = info.config()

@@ -34,9 +34,9 @@ from jaxgpt.model.lora import merge
 def import_adapter(source: Path, target: Path, init_from: str) -> Imported:
     """Write a new run with the adapters of a PEFT directory, on the base `init_from`.
 
-    The base is a run or RUN/checkpoints/STEP. The tokenizer and chat template of the adapter are used if they fit the base;
-    otherwise, the result has a note. The new run is created atomically. Raises the errors of `read_adapter`, and `UserError`
-    if `target` exists or the base does not exist.
+    The base is a run or RUN/checkpoints/STEP. The tokenizer and chat template of the adapter are used if they fit the base,
+    otherwise the base's; the note of the result lists what was ignored. The new run is created atomically. Raises the errors
+    of `read_adapter`, and `UserError` if `target` exists or the base does not exist.
     """
     check_new_run(target)
     where = str(weights_at(init_from).absolute())

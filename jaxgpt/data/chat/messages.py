@@ -37,7 +37,7 @@ ROLES = {
     "tool_call": "assistant",
 }
 CALL_NAMES = ("function_call", "tool_call")  # names for a call as JSON text, in LLaMA-Factory and ms-swift
-# Further roles of chat templates: a system message, and results or texts that the model reads.
+# Further roles of chat templates: a system message, results of tool calls (two names), and texts to read.
 FURTHER_ROLES = ("developer", "ipython", "environment", "documents")
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields with a list of messages
 # Fields that exclude a message from the loss, in data for OpenAI, Axolotl, ms-swift and XTuner, and verl (in this order).

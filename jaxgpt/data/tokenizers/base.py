@@ -87,7 +87,10 @@ class Tokenizer(ABC):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return the text of a token; bytes of incomplete characters become names such as `<0xC3>`."""
+        """Return a name of a token: its text, with `▁` for a space in SentencePiece vocabularies.
+
+        Bytes of incomplete characters become names such as `<0xC3>`.
+        """
         return self.decode([i])
 
     @abstractmethod

@@ -25,7 +25,7 @@ PREPEND = {"type": "Prepend", "prepend": SPACE}
 
 
 class TokenizerClass(NamedTuple):
-    """A class of transformers, and the content of tokenizer_config.json."""
+    """A transformers tokenizer class, and the content of tokenizer_config.json."""
 
     name: str  # without "Fast"; empty: tokenizer.json is used as it is
     options: Mapping[str, Any]
