@@ -22,7 +22,7 @@ from jaxgpt.cli.run_summary import run_summary, update_baselines
 from jaxgpt.cli.train_settings import has_preset_prompt
 from jaxgpt.config import Config
 from jaxgpt.data import Data
-from jaxgpt.directories import LOSS_FIGURE
+from jaxgpt.directories import LOSS_FIGURE, METRICS
 from jaxgpt.early_end import set_advice
 from jaxgpt.errors import UserError, plural
 from jaxgpt.parallel.processes import is_leader
@@ -182,6 +182,16 @@ class RunPrinter(Listener):
         end = f"--- the data continue with {prompt.answer!r} ---" if prompt.answer else "---"
         self._console.write(f"\n--- a sample, after {prompt.text!r} ---\n{text}\n{end}\n")
 
+    def draw_interrupted(self, run: Run, config: Config) -> None:
+        """Draw loss.png of a finished run if a kill interrupted its last drawing: the file is older than the metrics."""
+        if not is_leader():
+            return
+        plot = run.path / LOSS_FIGURE
+        metrics = run.path / METRICS
+        is_current = plot.is_file() and metrics.is_file() and plot.stat().st_mtime >= metrics.stat().st_mtime
+        if not is_current:
+            self._draw_run(run, config)
+
     def _draw(self) -> None:
         """Draw loss.png in process 0, if a step was taken; print a note if drawing fails.
 
@@ -191,13 +201,16 @@ class RunPrinter(Listener):
         if not (is_leader() and self.has_steps):
             return
         program, _, run = self.started_run
+        self._draw_run(run, program.config)
+        self._drawn = time.monotonic()
+
+    def _draw_run(self, run: Run, config: Config) -> None:
         try:
-            draw_run(run, f"{program.config.preset}: {run.path}")
+            draw_run(run, f"{config.preset}: {run.path}")
         except UserError:  # no losses yet, or damaged baselines.json
             pass
         except Exception as e:  # for example, a full disk, which must not fail the run
             self.note(f"cannot draw {run.path / LOSS_FIGURE}: {e}")
-        self._drawn = time.monotonic()
 
 
 def evaluation_lines(step: int, result: Evaluation, config: Config, data: Data) -> list[str]:

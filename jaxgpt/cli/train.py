@@ -138,6 +138,7 @@ def _resumed_start(options: TrainOptions, run: Run, printer: RunPrinter) -> Star
     finished = why_finished(run, config)
     if finished:
         prune_finished(run, printer.note)
+        printer.draw_interrupted(run, config)
         printer.note(finished)
         return None
     return Start(config, run=run)

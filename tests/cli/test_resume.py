@@ -233,6 +233,18 @@ def test_patience_counts_the_evaluations_of_a_run_not_its_steps(run: Path) -> No
             assert bool(why_finished(Run(run), replace(config, train=train))) == is_finished
 
 
+def test_a_plot_that_a_kill_interrupted_is_drawn_on_resume(run: Path) -> None:
+    """The kill may leave a temporary file, although all steps are taken."""
+    plot = run / "loss.png"
+    plot.unlink()
+    left = run / ".loss.png.9ec0078c.jaxgpt-tmp"
+    left.write_bytes(b"")
+    result = resume("run")
+    assert result.code == 0, result.err
+    assert plot.is_file()
+    assert not left.exists()
+
+
 def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
     """A run killed during its last evaluation is at the last step, but unfinished."""
     straight = comparable(run)
