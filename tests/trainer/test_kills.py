@@ -103,6 +103,10 @@ def start(folder: Path, name: str, always: bool = False, kill_at_event: int = 0)
         command += ["--resume"]
     elif (folder / name / "config.json").exists():
         command = ["--resume", "--out", name]
+    # A process may be killed before it opens its outputs.
+    for stream in ("out", "err"):
+        (folder / f"{name}.{stream}").write_text("")
+
     # Fork from a process that has imported everything and started no backend: imports take a third of the time.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.run_printer", "jaxgpt.study.run_figures"])
