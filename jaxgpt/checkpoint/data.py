@@ -66,7 +66,7 @@ def open_run_data(
         return RunData(config, data, "")
     if isinstance(data, MixedData):
         return compare_mixture(record, config, data, open_source)
-    # A run with mixtures may have begun with this source.
+    # A run with mixtures may have started with this source.
     change = record.change_of_all(record.first_source, data)
     return RunData(config, data, change)
 

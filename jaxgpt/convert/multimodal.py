@@ -53,7 +53,7 @@ def check_outer(values: Mapping[str, Any], text: Options, where: str, accept: Co
 
 
 def token_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the content of a config.json, from which the ids of special tokens are read.
+    """Return the values of a config.json, including the ids of special tokens.
 
     In a multimodal model, the text model provides ids that the outer model lacks, as in transformers.
     """

@@ -42,7 +42,7 @@ class Data:
     source: str  # one-line description
     fingerprint: str  # SHA-256 of the text, records or ids
     name: str = ""  # path of the data, or name of the built-in text
-    kind: Kind | Literal["mixture"] = "text"  # what the source holds
+    kind: Kind | Literal["mixture"] = "text"  # content of the source
     text: Text | None = None  # text before tokenization; None for token files and records
     bos_ids: tuple[int, ...] = ()  # recorded beginning-of-text ids of the documents of prepared data
     recorded: Recorded = field(default_factory=Recorded)

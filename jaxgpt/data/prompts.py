@@ -84,7 +84,7 @@ def load_prompts(config: Config, tokenizer: Tokenizer, progress: Progress = NO_P
 
     def encode(record: PromptRecord) -> Prompt:
         for reward, field in config.post.answer_fields.items():
-            expected_answer(record.record, reward, field)  # raises an error if the record has none
+            expected_answer(record.record, reward, field)  # raises an error without an expected answer
         ids = encode_prompt(record.chat, tokenizer, formats.of(record.chat))
         check_fits(ids, config)
         return Prompt(ids, record.prompt, record.record)

@@ -105,7 +105,7 @@ class Tokens:
         return self._with_parts(before), self._with_parts(after)
 
     def with_ends(self, end_ids: tuple[int, ...]) -> Tokens:
-        """Return the same ids, in which `end_ids` end a document."""
+        """Return the same ids with `end_ids` as the ends of documents."""
         return Tokens(self.parts, self.vocab_size, end_ids, self.first_id)
 
     def _with_parts(self, parts: list[np.ndarray]) -> Tokens:

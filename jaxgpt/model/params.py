@@ -103,7 +103,7 @@ def _table(one_block: GPT, n_layer: int) -> Mapping[str, Weight]:
 def weight_at(path: tuple[Any, ...], model: Model) -> Weight | None:
     """Return the `Weight` at a path of `jax.tree_util`, or None for other leaves, such as adapters.
 
-    If a config has no vocabulary size yet (0), shapes are those of a vocabulary of 1.
+    If a config has no vocabulary size yet (0), shapes are for a vocabulary of 1.
     """
     name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
     if isinstance(model, ModelConfig) and not model.vocab_size:

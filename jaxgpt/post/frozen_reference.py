@@ -123,7 +123,8 @@ def _found(path: str, run: Run | None) -> str:
 def open_trained_reference(run: Run) -> FrozenWeights | None:
     """Open the frozen weights that the objective of an existing run reads, to evaluate the weights of the run.
 
-    Reading the result raises `UserError` if its weights differ from those in training. None: the objective reads no weights.
+    Reading the result raises `UserError` if its weights differ from the weights in training. The result is None if the
+    objective reads no weights.
     """
     config = run.config()
     if not config.post.has_reference:

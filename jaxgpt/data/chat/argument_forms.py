@@ -1,4 +1,4 @@
-"""Forms of the arguments of calls: an object, or its JSON, whichever a chat template reads."""
+"""Forms of the arguments of calls that a chat template reads: an object, or its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of the content of messages: a text, or a list of parts, whichever a chat template reads."""
+"""Forms of the content of messages that a chat template reads: a text, or a list of parts."""
 
 from __future__ import annotations
 

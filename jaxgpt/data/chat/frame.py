@@ -36,7 +36,7 @@ class Frame(NamedTuple):
         header: text that chat sends in addition to the prompt.
         opening: text that chat does not send, and that training omits.
         kept_opening: text that chat does not send. The model must generate this text, so it is a target.
-        lead: white space that the model generates, also after a header.
+        lead: white space that the model generates, with or without a header.
         tail: text after an answer; None: unknown.
         around_user: text around a user's message, with a line break in place of the message.
     """

@@ -61,7 +61,7 @@ def history_messages(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def system_text(fields: Mapping[str, Any]) -> str:
-    """Return the text of the system message, "" if the record has none; raise `UserError` if two fields differ."""
+    """Return the text of the system message, or "" without a system message; raise `UserError` if two fields differ."""
     texts = [text_of(fields[name], f"the field {name!r}") for name in SYSTEM_FIELDS if fields.get(name)]
     if len({text.strip() for text in texts}) > 1:
         raise UserError(f"the fields {' and '.join(map(repr, SYSTEM_FIELDS))} differ: remove one")
