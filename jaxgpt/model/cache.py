@@ -72,9 +72,8 @@ class KVCache(NamedTuple):
         is_used_1S = jnp.arange(self.size)[None] < self.length
         position_BS = jnp.where(is_used_1S, self.position_BS, NO_TOKEN)
 
-        last_B1 = position_BS.max(
-            axis=1, keepdims=True
-        )  # in a row without tokens: `NO_TOKEN`, -1, so the first position is 0
+        # In a row without tokens, the maximum is `NO_TOKEN`, -1, so the first position is 0.
+        last_B1 = position_BS.max(axis=1, keepdims=True)
         new_BT = last_B1 + 1 + jnp.arange(count, dtype=jnp.int32)[None]
         position_BS = jax.lax.dynamic_update_slice_in_dim(position_BS, new_BT, self.length, 1)
         return Positions(new_BT), self._replace(position_BS=position_BS)
